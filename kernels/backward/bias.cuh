@@ -176,8 +176,7 @@ template <class Traits> class BiasSums<Traits, true> {
     {
         const Scoring& scoring = params.scoring;
         const Mask mask(scoring, place.q.len, place.k.len);
-        const float slope = scoring.slopes ? scoring.slopes[place.batch * scoring.slopes_batch + place.head] : 0.0f;
-        const ScoreRule rule(scoring, slope, place.q.len, place.k.len, LOG2_E);
+        const ScoreRule rule(scoring, HeadTerms::of(scoring, place.batch, place.head), place.q.len, place.k.len, LOG2_E);
         each([&](int i, int row, int column) {
             weigh_one<Traits>(params, place, mask, rule, place.head, place.first + row, key + column, s[i], g[i]);
             sums[i] += g[i];

@@ -246,8 +246,7 @@ template <class Traits> class PairScores {
         const int row = place.first + first_row(), column = first_column + from;
         const bool hides = Traits::OF_KEYS ? mask.hides_part_of(column, Traits::CHUNK, row, Traits::WARP_ROWS)
                                            : mask.hides_part_of(row, Traits::WARP_ROWS, column, Traits::CHUNK);
-        const float slope = scoring.slopes ? scoring.slopes[place.batch * scoring.slopes_batch + head] : 0.0f;
-        const ScoreRule rule(scoring, slope, place.q.len, place.k.len, LOG2_E);
+        const ScoreRule rule(scoring, HeadTerms::of(scoring, place.batch, head), place.q.len, place.k.len, LOG2_E);
         if constexpr (drops<Traits>()) {
             const Dropout& dropout = dropout_of<BackwardDropout>(params);
             const float factor = dropout.factor;

@@ -100,8 +100,7 @@ template <class Traits> __device__ void scalar_gradients(const Backward& params)
     float first[RESULTS] = {}, second[Traits::OF_KEYS ? RESULTS : 1] = {};
 #pragma unroll 1
     for (int head = moving.first_head; head < moving.first_head + moving.heads; head++) {
-        const float slope = params.scoring.slopes ? params.scoring.slopes[place.batch * params.scoring.slopes_batch + head] : 0.0f;
-        const ScoreRule rule(params.scoring, slope, place.q.len, place.k.len, LOG2_E);
+        const ScoreRule rule(params.scoring, HeadTerms::of(params.scoring, place.batch, head), place.q.len, place.k.len, LOG2_E);
 #pragma unroll 1
         for (int block = 0; block < moving.blocks; block++) {
             const int first_other = (moving.first_block + block) * Traits::COLUMNS;

@@ -9,6 +9,7 @@
 #include "memory/copy_number.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
+#include "rule/score.cuh"
 #include "work/segment.cuh"
 
 namespace warptile {
@@ -49,10 +50,10 @@ struct MmaTraits {
     // Lengths or offsets may lie on the device.
     __device__ static constexpr bool has_lengths() { return has(FEATURE_PACKED | FEATURE_DEVICE_LENGTHS); }
     // The first segment is prepared before the launch ahead has ended: its keys are brought to L2, and its rows begin. So these need no
-    // numbers from memory: no sinks, slopes or scales.
+    // numbers from memory: no last terms, slopes or scales.
     __device__ static constexpr bool prepares_early()
     {
-        return Schedule::SHARES_KEYS && !has(FEATURE_PACKED | FEATURE_SINKS | FEATURE_ALIBI | FEATURE_E4M3);
+        return Schedule::SHARES_KEYS && !has(FEATURE_PACKED | LAST_TERM_FEATURES | FEATURE_ALIBI | FEATURE_E4M3);
     }
 
     // A team is as many warps as the tile's rows need, of 16 rows each. The teams take turns with groups of keys. With more warps than

@@ -94,8 +94,8 @@ template <class Traits> class Result {
     {
         return reinterpret_cast<RowSum*>(thread.shared + Traits::SUMS_AT)[team * Traits::BLOCK_M + row];
     }
-    __device__ float& sink_at(int row) const { return reinterpret_cast<float*>(thread.shared + Traits::SINKS_AT)[row]; }
-    __device__ float sink_of_row(int row) const { return Traits::has(FEATURE_SINKS) ? sink_at(row) : negative_infinity(); }
+    __device__ float& last_term_at(int row) const { return reinterpret_cast<float*>(thread.shared + Traits::SINKS_AT)[row]; }
+    __device__ float last_term_of_row(int row) const { return Traits::has(LAST_TERM_FEATURES) ? last_term_at(row) : negative_infinity(); }
     // Bytes into shared memory at which a team leaves its result.
     __device__ int& result_of(int team) const { return reinterpret_cast<int*>(thread.shared + Traits::PLACES_AT)[team]; }
     // Bytes of a result's row that belong to one warp; with two column parts each warp has half of the columns.
@@ -113,7 +113,8 @@ template <class Traits> class Result {
         const int lane = anew(thread.lane);
         if (lane == 0) result_of(thread.team()) = result; // the same of all its warps
         const bool leaves_sums = thread.column_part() == 0;
-        if (Traits::has(FEATURE_SINKS) && leaves_sums && thread.team() == 0 && lane < FRAGMENT_ROWS) sink_at(rows.first_row() + lane) = rows.sink();
+        if (Traits::has(LAST_TERM_FEATURES) && leaves_sums && thread.team() == 0 && lane < FRAGMENT_ROWS)
+            last_term_at(rows.first_row() + lane) = rows.last_term();
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const RowSum sum = rows.sum(half);
@@ -184,7 +185,7 @@ template <class Traits> class Result {
                 if (leaves_part)
                     leave_part(part, row, column4, all, column4 == 0);
                 else
-                    write(of, row, column4, all.values, end_of(all.row, sink_of_row(row)));
+                    write(of, row, column4, all.values, end_of(all.row, last_term_of_row(row)));
             }
             if (!asks) return;
             __syncthreads(); // the part is written, or the parts have been read: the next segment's results may come
@@ -283,7 +284,7 @@ template <class Traits> class Result {
             Partial all;
             all.add(sums, columns);
             if (clusters == 1)
-                write(of, row, column4, all.values, end_of(all.row, sink_of_row(row)));
+                write(of, row, column4, all.values, end_of(all.row, last_term_of_row(row)));
             else
                 leave_part(part_at(schedule.own_place()), row, column4, all, column4 % 32 == 0);
         }
@@ -297,7 +298,7 @@ template <class Traits> class Result {
             const int row = i / ACROSS, column4 = i % ACROSS;
             Partial all[1];
             add_parts<1, together()>(all, i, count, 0, clusters, [&](int index) { return schedule.place(index); });
-            write(of, row, column4, all[0].values, end_of(all[0].row, sink_of_row(row)));
+            write(of, row, column4, all[0].values, end_of(all[0].row, last_term_of_row(row)));
         }
     }
 
@@ -311,7 +312,7 @@ template <class Traits> class Result {
             const int row = i / ACROSS, column4 = i % ACROSS;
             const Partial all = of_teams(row, column4);
             if (whole) {
-                write(of, row, column4, all.values, end_of(all.row, sink_of_row(row)));
+                write(of, row, column4, all.values, end_of(all.row, last_term_of_row(row)));
             } else {
                 leave_part(part, row, column4, all, column4 == 0);
             }
@@ -387,7 +388,7 @@ template <class Traits> class Result {
                 if (turn.leaves_sum)
                     leave_part(part_at(schedule.place_of_sum(turn.semaphore)), row, column4, all[item], column4 == 0);
                 else
-                    write(of, row, column4, all[item].values, end_of(all[item].row, sink_of_row(row)));
+                    write(of, row, column4, all[item].values, end_of(all[item].row, last_term_of_row(row)));
             }
         }
     }
@@ -420,9 +421,9 @@ template <class Traits> class Result {
     struct End {
         float inverse, lse;
     };
-    __device__ static End end_of(RowSum sum, float sink)
+    __device__ static End end_of(RowSum sum, float last_term)
     {
-        const float keep = sink == negative_infinity() ? 1.0f : join_sink(sum.max, sum.sum, sink);
+        const float keep = last_term == negative_infinity() ? 1.0f : join_last_term(sum.max, sum.sum, last_term);
         if (sum.sum == 0) return {0, negative_infinity()};
         return {keep * reciprocal_approximate(sum.sum), (sum.max + __log2f(sum.sum)) * LN_2};
     }

@@ -32,7 +32,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
         segment = number;
         if constexpr (!Traits::prepares_early()) take_queries();
         const int lane = anew(thread.lane);
-        ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E, Traits::FEATURES);
+        ScoreRule rule(params.scoring, LOG2_E, Traits::FEATURES);
         Scales::read(of.kv_head);
         Scales::multiply(rule);
         scale = rule.scale;
@@ -46,10 +46,10 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
             see_from = first_query + mask.shift - mask.left;
             see_to = first_query < of.q.len ? min(last_query + mask.shift + mask.right, of.k.len - 1) : -1;
         }
-        sink_ = negative_infinity();
-        if (Traits::has(FEATURE_SINKS) && params.scoring.sinks) {
+        last_term_ = negative_infinity();
+        if (Traits::has(LAST_TERM_FEATURES) && have_last_terms(params.scoring)) {
             const Row row(of, group, first_row() + lane % FRAGMENT_ROWS);
-            sink_ = sink_of(params.scoring, min(row.head, params.heads - 1));
+            last_term_ = last_term_of(params.scoring, min(row.head, params.heads - 1));
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -125,8 +125,8 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
     }
     // Two neighbouring columns of a lane's row; `Keys` defines their order.
     __device__ float2 columns(int half, int tile) const { return Scales::times_values(Keys::columns(output, half, tile)); }
-    // The sink of row first_row() + lane % 16, loaded early and kept.
-    __device__ float sink() const { return sink_; }
+    // The last term of row first_row() + lane % 16, loaded early and kept.
+    __device__ float last_term() const { return last_term_; }
 
   private:
     using Scores = float[KEY_TILES][4];
@@ -260,7 +260,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
         // One pass for each option, so that none is compiled into the others.
         each(scores, first_key, [&](float& score, int, int) { score = clamp_keeping_nan(score, dot_limit) * scale; });
         if (Traits::has(FEATURE_SOFTCAP) && params.scoring.softcap > 0) {
-            const ScoreRule rule(params.scoring, 0, 0, 0, LOG2_E);
+            const ScoreRule rule(params.scoring, LOG2_E);
             each(scores, first_key, [&](float& score, int, int) { score = rule.bent(score); });
         }
         if (Traits::has(FEATURE_ALIBI) && params.scoring.slopes) {
@@ -335,7 +335,7 @@ template <class Traits> class Rows16 : Traits::Keys::Scales {
     const int group; // query heads a key/value head
     int segment = 0;
     float scale, dot_limit; // of rule/score.cuh
-    float sink_;
+    float last_term_;
     unsigned queries[Traits::HOLDS_QUERIES ? query_steps() : 1][4];
     float output[COLUMN_TILES][4];
     // State of this lane's two rows.

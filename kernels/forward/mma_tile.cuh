@@ -30,11 +30,11 @@ __device__ inline void write_rows(const Forward& params, unsigned char* shared, 
     for (int one = 0; one < TileRows<Traits>::ROWS; one++) {
         RowSum sum = rows.sum(one);
         float keep = 1;
-        if (params.scoring.sinks) {
+        if (have_last_terms(params.scoring)) {
             const Row row(tile, group, rows.row_of_tile(one, lane));
-            const float sink = sink_of(params.scoring, min(row.head, params.heads - 1));
+            const float term = last_term_of(params.scoring, min(row.head, params.heads - 1));
             // None: joined, it would be the max of a row that sees no key.
-            if (sink != negative_infinity()) keep = join_sink(sum.max, sum.sum, sink);
+            if (term != negative_infinity()) keep = join_last_term(sum.max, sum.sum, term);
         }
         if (params.lse && lane % 4 == 0 && rows.column_part() == 0 && rows.row_of_tile(one, lane) < existing) {
             const Row row(tile, group, rows.row_of_tile(one, lane));

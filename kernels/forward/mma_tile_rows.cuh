@@ -53,7 +53,7 @@ class TileRows : TensorRows<bool(Traits::FEATURES & SCORE_TENSORS)>, ListedRows<
         key_place = kept(Traits::place(lane / 16 * 8 + lane % 8, lane / 8 % 2));
         place = kept(Traits::place(lane % 16, lane / 16));
         const Scoring& scoring = params.scoring;
-        scale = ScoreRule(scoring, 0, 0, 0, LOG2_E).scale;
+        scale = ScoreRule(scoring, LOG2_E).scale;
         const bool hides_rows = has_tensors() && has_mask(scoring) && !masks_keys_alone(scoring);
         // Hidden scores are -inf, also when they are scaled.
         const bool takes_care = are_no_multiples(scoring, scale) || hides_rows;
@@ -558,10 +558,10 @@ class TileRows : TensorRows<bool(Traits::FEATURES & SCORE_TENSORS)>, ListedRows<
         const int first_key = tile.first_key + block * Traits::BLOCK_N;
         const Scoring& scoring = params.scoring;
         const int lane = anew(threadIdx.x) % 32;
-        const ScoreRule rule(scoring, 0, 0, 0, LOG2_E);
+        const ScoreRule rule(scoring, LOG2_E);
         const float limit = rule.dot_limit();
         each(scores, first_key, [&](float& score, int, int) { score = clamp_keeping_nan(score, limit) * rule.scale; });
-        if (scoring.softcap > 0) each(scores, first_key, [&](float& score, int, int) { score = rule.bent(score); });
+        if (are_bent(scoring)) each(scores, first_key, [&](float& score, int, int) { score = rule.bent(score); });
         if (scoring.slopes) {
 #pragma unroll
             for (int one = 0; one < ROWS; one++) {

@@ -396,11 +396,11 @@ __device__ void apply_score_rules(float (&scores)[Traits::ROWS][Traits::KEYS], c
         });
 }
 
-// Joins the partial results of the warps that share rows, in a fixed order, and the sink, which is one more score without a
-// value; normalizes, and writes out and lse.
+// Joins the partial results of the warps that share rows, in a fixed order, and the last term; normalizes, and writes out
+// and lse.
 template <class Traits>
 __device__ void merge_and_store(RowState<Traits>& state, const SharedTiles<Traits>& shared, const Place<Traits>& place,
-                                const WorkItem<typename Traits::Element>& work, int value_dim, float sink)
+                                const WorkItem<typename Traits::Element>& work, int value_dim, float last_term)
 {
     float* const maxima = shared.p; // [WARPS_N][BLOCK_M]
     float* const sums = shared.p + Traits::WARPS_N * Traits::BLOCK_M;
@@ -417,10 +417,10 @@ __device__ void merge_and_store(RowState<Traits>& state, const SharedTiles<Trait
 #pragma unroll
     for (int i = 0; i < Traits::ROWS; ++i) {
         const int row = place.row + i * LANES_M;
-        float row_max = sink;
+        float row_max = last_term;
         for (int w = 0; w < Traits::WARPS_N; ++w) row_max = fmaxf(row_max, maxima[w * Traits::BLOCK_M + row]);
         const float base = finite_max(row_max);
-        float row_sum = weight_of(sink, base);
+        float row_sum = weight_of(last_term, base);
         for (int w = 0; w < Traits::WARPS_N; ++w)
             row_sum += sums[w * Traits::BLOCK_M + row] * weight_of(maxima[w * Traits::BLOCK_M + row], base);
         if (work.lse && place.warp_key == 0 && place.column == 0 && work.first_query + row < work.query_len)
@@ -462,7 +462,7 @@ template <class Traits> __device__ void scalar_attention(const Forward& params)
     const Mask mask(params.scoring, work.query_len, work.key_len);
     // In log2 units scores are 1.44 times larger, so that adding the ALiBi term would round up to twice as coarsely as a plain
     // fp32 softmax does: they stay as they are until the exponential.
-    const ScoreRule rule(params.scoring, work.alibi_slope, work.query_len, work.key_len, 1);
+    const ScoreRule rule(params.scoring, work.terms, work.query_len, work.key_len, 1);
     const int first_tile = mask.first_key(work.first_query) / Traits::BLOCK_N;
     const int end_tile = (mask.end_key(work.first_query, Traits::BLOCK_M) + Traits::BLOCK_N - 1) / Traits::BLOCK_N;
 
@@ -508,7 +508,7 @@ template <class Traits> __device__ void scalar_attention(const Forward& params)
         multiply_pv<Traits>(state.out, p + warp_row * Traits::P_STRIDE,
                             shared.v(tile) + place.warp_key * Traits::WARP_N * Traits::V_STRIDE + place.column * 4);
     }
-    merge_and_store(state, shared, place, work, params.value_dim, sink_of(params.scoring, work.head));
+    merge_and_store(state, shared, place, work, params.value_dim, last_term_of(params.scoring, work.head));
 }
 
 } // namespace warptile

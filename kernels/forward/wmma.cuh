@@ -208,7 +208,7 @@ template <class Traits> __device__ inline void wmma_attention(const Forward& par
     if (!place.template exists<Traits::BLOCK_M>()) return;
     const WorkItem<Element> work = work_item<Traits::BLOCK_M, Element>(params, place);
     const Mask mask(params.scoring, work.query_len, work.key_len);
-    const ScoreRule rule(params.scoring, work.alibi_slope, work.query_len, work.key_len, LOG2_E);
+    const ScoreRule rule(params.scoring, work.terms, work.query_len, work.key_len, LOG2_E);
     // Scores are plain when they are a positive multiple of the dot products, which then stand for them up to the
     // exponential. The bound on the multiple keeps f16's largest dot product (65504^2 * 256 < 2^40) finite.
     // One register says both which multiple, and, being 0, that they are not.
@@ -423,7 +423,7 @@ template <class Traits> __device__ inline void wmma_attention(const Forward& par
     const TilePlace again = place_again<Traits::BLOCK_M>(params, shared_place);
     const AccumulatorMap here = map.on_the_spot();
     const WorkItem<Element> result = work_item<Traits::BLOCK_M, Element>(params, again);
-    const float sink = sink_of(params.scoring, result.head);
+    const float term = last_term_of(params.scoring, result.head);
     const int first_query = result.first_query + group_row;
     const int end_query = min(result.query_len, result.first_query + Traits::BLOCK_M);
 #pragma unroll
@@ -431,7 +431,7 @@ template <class Traits> __device__ inline void wmma_attention(const Forward& par
         float row_sum = reduce_rows<Sum>(sum[r], partials, group);
         float row_max = reduce_rows<Max>(m[r], partials, group);
         float keep = 1;
-        if (sink != negative_infinity()) keep = join_sink(row_max, row_sum, sink);
+        if (term != negative_infinity()) keep = join_last_term(row_max, row_sum, term);
         const int query = first_query + r * TILE + lane / 2;
         if (result.lse && group.rank == 0 && lane % 2 == 0 && query < end_query)
             result.lse[query] = log_sum_exp(row_max * LN_2, row_sum);

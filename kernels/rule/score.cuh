@@ -6,6 +6,22 @@
 
 namespace warptile {
 
+// Returns true if scaled products are bent: there is a softcap.
+__device__ inline bool are_bent(const Scoring& scoring) { return scoring.softcap > 0; }
+
+// The ALiBi slope of a head; 0 for none. `batch` is only read if there are slopes.
+__device__ inline float slope_of(const Scoring& scoring, const int& batch, int head)
+{
+    return scoring.slopes ? scoring.slopes[batch * scoring.slopes_batch + head] : 0.0f;
+}
+
+// What the rule has of a head.
+struct HeadTerms {
+    float slope; // 0 without ALiBi
+
+    __device__ static HeadTerms of(const Scoring& scoring, const int& batch, int head) { return {slope_of(scoring, batch, head)}; }
+};
+
 // Dot product -> score, in the order scale, softcap, ALiBi. Scores come out multiplied by `unit`: LOG2_E makes them
 // exponents of 2, so that p = 2^(t - m) needs no further multiplication; 1 keeps them as they are.
 struct ScoreRule {
@@ -14,11 +30,16 @@ struct ScoreRule {
     float slope; // ALiBi slope in units; 0 for none
     int shift;   // ALiBi distance of query i and key j is |i + shift - j|, whatever the mask's alignment
 
-    // `features`: those that the image has.
-    __device__ ScoreRule(const Scoring& scoring, float alibi_slope, int query_len, int key_len, float unit, unsigned features = FEATURE_SOFTCAP)
-        : scale(features & FEATURE_SOFTCAP && scoring.softcap > 0 ? scoring.scale / scoring.softcap
-                                                                  : fminf(fmaxf(scoring.scale * unit, -MAX_FLOAT), MAX_FLOAT)),
-          cap(scoring.softcap * unit), slope(alibi_slope * unit), shift(key_len - query_len)
+    __device__ ScoreRule(const Scoring& scoring, const HeadTerms& head, int query_len, int key_len, float unit) : ScoreRule(scoring, unit)
+    {
+        slope = head.slope * unit;
+        shift = key_len - query_len;
+    }
+    // What is the same of all heads. `features`: those that the image has.
+    __device__ ScoreRule(const Scoring& scoring, float unit, unsigned features = FEATURE_SOFTCAP)
+        : scale(features & FEATURE_SOFTCAP && are_bent(scoring) ? scoring.scale / scoring.softcap
+                                                            : fminf(fmaxf(scoring.scale * unit, -MAX_FLOAT), MAX_FLOAT)),
+          cap(scoring.softcap * unit), slope(0), shift(0)
     {
     }
 
@@ -50,27 +71,32 @@ struct ScoreRule {
 __device__ inline bool is_valid(const Scoring& scoring) { return scoring.scale == scoring.scale && scoring.softcap >= 0; }
 
 // Returns true if scores are not positive multiples of the products, biases and masks aside.
-__device__ inline bool are_no_multiples(const Scoring& scoring, float scale) { return scoring.softcap > 0 || scoring.slopes || !(scale > 0); }
+__device__ inline bool are_no_multiples(const Scoring& scoring, float scale) { return are_bent(scoring) || scoring.slopes || !(scale > 0); }
 
 // The running max as it is subtracted from scores. A row that has seen no key has m = -inf, and -inf - -inf would be NaN.
 __device__ inline float finite_max(float m) { return m == negative_infinity() ? 0.0f : m; }
 
-// Natural-log lse of a row from its running max and running sum; -inf for a row that saw no key and has no sink.
+// Natural-log lse of a row from its running max and running sum; -inf for a row that saw no key and has no last term.
 __device__ inline float log_sum_exp(float max, float sum) { return sum == 0 ? negative_infinity() : max + logf(sum); }
 
-// The head's sink, which counts as one more score without a value; -inf if there is none. An infinite one would leave
-// infinity - infinity.
-__device__ inline float sink_of(const Scoring& scoring, int head)
+// The last term of a row's sum is one without a key: its head's sink, which counts as one more score without a value. Images of calls that
+// have one need these features.
+enum : unsigned { LAST_TERM_FEATURES = FEATURE_SINKS };
+
+__device__ inline bool have_last_terms(const Scoring& scoring) { return scoring.sinks != nullptr; }
+
+// The score of the head's last term; -inf if there is none. An infinite one would leave infinity - infinity.
+__device__ inline float last_term_of(const Scoring& scoring, int head)
 {
     return scoring.sinks ? min_keeping_nan(scoring.sinks[head], MAX_FLOAT) : negative_infinity();
 }
 
-// A row of max `max` and sum `sum` in exponents of 2, joined by a sink in natural units: whichever is larger becomes the max
+// A row of max `max` and sum `sum` in exponents of 2, joined by a last term in natural units: whichever is larger becomes the max
 // that the others count against, so that neither overflows. Returns what the weights of the row are multiplied by before
 // they are divided by the new sum.
-__device__ inline float join_sink(float& max, float& sum, float sink)
+__device__ inline float join_last_term(float& max, float& sum, float term)
 {
-    const float exponent = clamp_keeping_nan(sink * LOG2_E, MAX_FLOAT);
+    const float exponent = clamp_keeping_nan(term * LOG2_E, MAX_FLOAT);
     const float larger = fmaxf(max, exponent);
     const float keep = exp2_approximate(max - larger);
     sum = sum * keep + exp2_approximate(exponent - larger);
@@ -78,22 +104,22 @@ __device__ inline float join_sink(float& max, float& sum, float sink)
     return keep;
 }
 
-// Ends rows of which all keys have been seen: each is joined by its head's sink, if there is one. `head_of`: the head of each, the same of all
+// Ends rows of which all keys have been seen: each is joined by its last term, if there is one. `head_of`: the head of each, the same of all
 // if they are OF_ONE. None must not join: it would be the max of a row that sees no key.
 template <bool OF_ONE, int ROWS, class HeadOf>
 __device__ inline void end_rows(const Scoring& scoring, HeadOf head_of, float (&max)[ROWS], float (&sum)[ROWS], float (&keep)[ROWS])
 {
-    if (__builtin_expect(scoring.sinks != nullptr, false)) {
-        float sink = sink_of(scoring, head_of(0));
+    if (__builtin_expect(have_last_terms(scoring), false)) {
+        float term = last_term_of(scoring, head_of(0));
 #pragma unroll
         for (int row = 0; row < ROWS; row++) {
-            if (!OF_ONE && row > 0) sink = sink_of(scoring, head_of(row));
-            if (sink != negative_infinity()) keep[row] = join_sink(max[row], sum[row], sink);
+            if (!OF_ONE && row > 0) term = last_term_of(scoring, head_of(row));
+            if (term != negative_infinity()) keep[row] = join_last_term(max[row], sum[row], term);
         }
     }
 }
 
 // The log-sum-exp of a row that sees no key.
-__device__ inline float lse_without_keys(const Scoring& scoring, int head) { return sink_of(scoring, head); }
+__device__ inline float lse_without_keys(const Scoring& scoring, int head) { return last_term_of(scoring, head); }
 
 } // namespace warptile

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "memory/copy.cuh"
+#include "rule/score.cuh"
 #include "work/order.cuh"
 
 namespace warptile {
@@ -12,7 +13,7 @@ template <class Element> struct WorkItem {
     Rows<const Element> v;
     Rows<Element> out;
     float* lse;      // of query row 0; null when not wanted
-    float alibi_slope; // 0 without ALiBi
+    HeadTerms terms;
     int batch;
     int head;
     int first_query; // first row of the tile
@@ -46,14 +47,13 @@ __device__ inline WorkItem<Element> work_item(const Forward& params, const TileP
     const auto rows = [&](const Tensor& tensor, int head, int first) {
         return static_cast<Element*>(tensor.address) + place.batch * tensor.batch + head * tensor.head + first * tensor.row;
     };
-    const Scoring& scoring = params.scoring;
     return {
         {rows(params.q, place.head, place.q.first), params.q.row},
         {rows(params.k, kv_head, place.k.first), params.k.row},
         {rows(params.v, kv_head, place.k.first), params.v.row},
         {rows(params.out, place.head, place.q.first), params.out.row},
         params.lse ? params.lse + place.batch * params.lse_batch + place.head * params.lse_head + place.q.first : nullptr,
-        scoring.slopes ? scoring.slopes[place.batch * scoring.slopes_batch + place.head] : 0.0f,
+        HeadTerms::of(params.scoring, place.batch, place.head),
         place.batch,
         place.head,
         place.tile * BLOCK_M,

@@ -173,6 +173,8 @@ pub use lse::Lse;
 pub use operands::{Keys, Queries, Scales};
 pub use spec::{BlockList, BlockLists, Diagonal, E4m3, Element, ElementType, Layout, Mask, Splits};
 pub use tensor::Tensor;
+#[doc(hidden)]
+pub use warptile_spec::number_options;
 pub use warptile_spec::with_element;
 
 /// The traits of types whose bits may be any.

@@ -7,9 +7,9 @@ pub(crate) use warptile_spec::*;
 pub use warptile_spec::{
     AlibiShape, Append, AppendBuilder, Backward, BackwardBuilder, BlockList, BlockLists, Blocks,
     Call, CallBuilder, Diagonal, Dropout, DropoutRow, DropoutState, E4m3, Element, ElementType,
-    Features, Heads, HostInputs, HostOutputs, Invalid, KeyGradients, Layout, LengthElement,
-    LseBase, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, Merge, MergeBuilder, Numbers, Operand,
-    Pages, Pairing, ParseBlockListsError, ParseDiagonalError, ParseScoringError, ParseSplitsError,
-    Problem, Quantized, Request, Rotary, ScoreTerms, Scoring, Sequence, SideLengths, Slots, Splits,
-    TableLayout, Types, View, check_list, check_view_types,
+    Features, HeadTerms, Heads, HostInputs, HostOutputs, Invalid, KeyGradients, Layout,
+    LengthElement, LseBase, MAX_HEAD_DIM, MAX_LEN, MAX_PAGE_ROWS, Mask, Merge, MergeBuilder,
+    Numbers, Operand, Pages, Pairing, ParseBlockListsError, ParseDiagonalError, ParseScoringError,
+    ParseSplitsError, Problem, Quantized, Request, Rotary, ScoreTerms, Scoring, Sequence,
+    SideLengths, Slots, Splits, TableLayout, Types, View, check_list, check_view_types,
 };

@@ -37,7 +37,7 @@ struct GradientParameters {
     const Line* lines;
     double* weights;        // 6 numbers of each score, in planes
     long long plane;        // from one of these to the next
-    Sums dq, dk, dv, d_bias, d_sinks;
+    Sums dq, dk, dv, d_bias, of_heads;
     ScoreTensor d_bias_at;  // without data
     double* squares;        // of dq, dk and dv: `GradientReferences::squares`
     double bias_terms;      // elements of scores that an element of the gradient of a bias is the sum of
@@ -136,12 +136,12 @@ __device__ void gradients_of_row(const GradientParameters& g, const Item& item, 
         delta -= d_lse;
         delta_size += fabs(d_lse);
     }
-    if (p.sinks && threadIdx.x == 0) {
-        const double sink = static_cast<double>(p.sinks[head]), weight = exp(sink - lse);
-        const double reach = 1.0 + fabs(lse) + fabs(sink);
+    if (has_last_terms(p) && threadIdx.x == 0) {
+        const double term = last_term(p, head), weight = exp(term - lse);
+        const double reach = 1.0 + fabs(lse) + fabs(term);
         const double error = weight == 0.0 ? 0.0 : p.units * weight * (fabs(delta) * reach + delta_size);
         const double single = static_cast<double>(__double2float_rn(weight)) * static_cast<double>(__double2float_rn(delta));
-        g.d_sinks.add(head, {-weight * delta, -single, error * error});
+        g.of_heads.add(head, {-weight * delta, -single, error * error});
     }
     if (is_empty) return;
 

@@ -117,6 +117,10 @@ __device__ double ulp(double x) {
     return scalbn(1.0, max(exponent, Element<T>::SMALLEST) - Element<T>::BITS);
 }
 
+// A sink is one more term of a row's denominator, the last one.
+__device__ bool has_last_terms(const Parameters& p) { return p.sinks; }
+__device__ double last_term(const Parameters& p, int head) { return static_cast<double>(p.sinks[head]); }
+
 // The terms of a score other than the dot product.
 struct Terms {
     double slope, distance, bias;
@@ -299,15 +303,15 @@ __device__ void attend(const Parameters& p, const Row& row, int head, double* sc
         shown |= !terms.hidden;
     }
     shown = over_block<Sum>(shown);
-    const double sink = p.sinks ? static_cast<double>(p.sinks[head]) : -CUDART_INF;
+    const double last = has_last_terms(p) ? last_term(p, head) : -CUDART_INF;
     if (shown == 0) {
         // The outputs were zeroed.
-        if (threadIdx.x == 0) p.lse[place] = sink;
+        if (threadIdx.x == 0) p.lse[place] = last;
         return;
     }
-    max = Largest::combine(over_block<Largest>(max), sink);
-    max_single = Largest::combine(over_block<Largest>(max_single), sink);
-    max_narrow = Largest::combine(over_block<Largest>(max_narrow), sink);
+    max = Largest::combine(over_block<Largest>(max), last);
+    max_single = Largest::combine(over_block<Largest>(max_single), last);
+    max_narrow = Largest::combine(over_block<Largest>(max_narrow), last);
 
     // Sums of exponentials: in f64, and in f32 for what is rounded.
     double sum = 0.0;
@@ -322,10 +326,10 @@ __device__ void attend(const Parameters& p, const Row& row, int head, double* sc
     sum = over_block<Sum>(sum);
     sum_single = over_block<Sum>(sum_single);
     sum_narrow = over_block<Sum>(sum_narrow);
-    if (p.sinks) {
-        sum += exp(sink - max);
-        sum_single = __fadd_rn(sum_single, static_cast<float>(exp(sink - max_single)));
-        sum_narrow = __fadd_rn(sum_narrow, static_cast<float>(exp(sink - max_narrow)));
+    if (has_last_terms(p)) {
+        sum += exp(last - max);
+        sum_single = __fadd_rn(sum_single, static_cast<float>(exp(last - max_single)));
+        sum_narrow = __fadd_rn(sum_narrow, static_cast<float>(exp(last - max_narrow)));
     }
 
     // Probabilities.

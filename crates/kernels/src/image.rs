@@ -1,7 +1,7 @@
 //! The catalog's entry of an image.
 
 use std::fmt;
-use std::io::{self, Read};
+use std::io::Read;
 use std::str::FromStr;
 
 use warptile_spec::abi::{Declared, ForwardTmaBoxes};
@@ -184,11 +184,9 @@ impl Image {
         }
         let mut decoder =
             ruzstd::decoding::StreamingDecoder::new(self.pack).map_err(|_| damaged())?;
-        let mut before = decoder.by_ref().take(self.offset as u64);
-        io::copy(&mut before, &mut io::sink()).map_err(|_| damaged())?;
-        let mut bytes = vec![0; self.len];
+        let mut bytes = vec![0; self.offset + self.len];
         decoder.read_exact(&mut bytes).map_err(|_| damaged())?;
-        Ok(bytes)
+        Ok(bytes.split_off(self.offset))
     }
 }
 

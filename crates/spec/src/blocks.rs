@@ -253,15 +253,15 @@ impl BlockList {
         Ok(Self::from_rows(lists, (0..rows).map(row)))
     }
 
-    /// Lists a block if some of its queries sees a key: one of the first `sinks`, or one that the mask shows. `lengths`: queries
-    /// and keys. The call's own mask still holds inside: for sinks it must not be a window.
+    /// Lists a block if some of its queries sees a key: one of the `first_keys` first ones, or one that the mask shows. `lengths`: queries
+    /// and keys. The call's own mask still holds inside: for the first keys it must not be a window.
     ///
     /// # Errors
     /// [`Invalid::Number`] if the blocks have a size that no call takes; [`Invalid::TooLong`].
     pub fn window(
         lists: BlockLists,
         mask: Mask,
-        sinks: usize,
+        first_keys: usize,
         [queries, keys]: [usize; 2],
     ) -> Result<Self> {
         lists.validate()?;
@@ -276,16 +276,16 @@ impl BlockList {
                 true => start.start / columns..end.end.div_ceil(columns),
                 false => usize::MAX..usize::MAX,
             };
-            let sinks = sinks.min(keys).div_ceil(columns);
-            match sinks < blocks.start {
-                true => (0..sinks, blocks),
-                false => (0..sinks.max(blocks.end), 0..0),
+            let first = first_keys.min(keys).div_ceil(columns);
+            match first < blocks.start {
+                true => (0..first, blocks),
+                false => (0..first.max(blocks.end), 0..0),
             }
         };
         let rows = (0..queries).step_by(rows).map(row);
-        let listed = { rows.clone() }.map(|(sinks, blocks)| sinks.len() + blocks.len());
+        let listed = { rows.clone() }.map(|(first, blocks)| first.len() + blocks.len());
         expect_countable("window", "blocks", listed.sum())?;
-        let rows = rows.map(|(sinks, blocks)| sinks.chain(blocks));
+        let rows = rows.map(|(first, blocks)| first.chain(blocks));
         Ok(Self::from_rows(lists, rows))
     }
 
@@ -796,18 +796,18 @@ mod tests {
         }
 
         fn a_window_lists_every_block_that_has_a_visible_pair(
-            queries: u8, keys: u8, left: u8, right: u8, at: Option<i8>, sinks: u8
+            queries: u8, keys: u8, left: u8, right: u8, at: Option<i8>, first_keys: u8
         ) -> bool {
             let lengths = [usize::from(queries), 3 * usize::from(keys)];
             let mask = Mask::window(u32::from(left), u32::from(right));
             let mask = at.map_or(mask, |at| mask.diagonal(Diagonal::At(at.into())));
-            let sinks = usize::from(sinks);
-            let list = BlockList::window(BlockLists::new(64, 64), mask, sinks, lengths).unwrap();
+            let first_keys = usize::from(first_keys);
+            let list = BlockList::window(BlockLists::new(64, 64), mask, first_keys, lengths).unwrap();
             (0..lengths[0]).all(|row| {
                 let range = list.offsets[row / 64] as usize..list.offsets[row / 64 + 1] as usize;
                 let blocks = &list.indices[range];
                 let shown = mask.visible(row, lengths[0], lengths[1]);
-                shown.chain(0..sinks.min(lengths[1])).all(|key| blocks.contains(&((key / 64) as i32)))
+                shown.chain(0..first_keys.min(lengths[1])).all(|key| blocks.contains(&((key / 64) as i32)))
                     && blocks.is_sorted_by(|a, b| a < b)
             })
         }

@@ -70,7 +70,7 @@ pub use prepass::{Prepass, PrepassBuilder};
 pub use problem::Problem;
 pub use rotary::{Angles, Pairing, Rotary};
 pub use scales::{Quantized, SCALES, check_list, expect_scales, scale_of};
-pub use scoring::{AlibiShape, ParseScoringError, ScoreTerms, Scoring, check_factor};
+pub use scoring::{AlibiShape, HeadTerms, ParseScoringError, ScoreTerms, Scoring, check_factor};
 pub use shape::TileShape;
 pub use splits::{ParseSplitsError, Splits};
 pub use table::Operand;

@@ -259,13 +259,21 @@ impl Scoring {
         }
     }
 
-    /// The slope of a head; 0 without slopes. `slopes` has [`Scoring::slope_count`] values.
-    pub fn slope(&self, slopes: Option<&[f32]>, batch: usize, head: usize, heads: usize) -> f32 {
-        let index = match self.alibi {
+    /// What scores have of a head of so many. `list`: the numbers of an option, if there are any; of slopes [`Scoring::slope_count`].
+    pub fn head_terms<'a>(
+        &self,
+        batch: usize,
+        head: usize,
+        heads: usize,
+        list: impl Fn(Operand) -> Option<&'a [f32]>,
+    ) -> HeadTerms {
+        let of_slope = match self.alibi {
             Some(AlibiShape::PerBatchHead) => batch * heads + head,
             _ => head,
         };
-        slopes.map_or(0.0, |slopes| slopes[index])
+        HeadTerms {
+            slope: list(Operand::Slopes).map_or(0.0, |slopes| slopes[of_slope]),
+        }
     }
 
     /// The definition of a score, in `f64`: scale, then softcap, then ALiBi, then bias. Whether the key is seen at all is the
@@ -274,17 +282,23 @@ impl Scoring {
     /// `distance` is `|i + key length - query length - j|`. `round` is what is left of an intermediate result after storing it:
     /// the identity for the reference itself.
     pub fn score(&self, dot: f64, terms: &ScoreTerms, round: impl Fn(f64) -> f64) -> f64 {
-        let mut score = round(round(dot) * f64::from(terms.scale));
-        if let Some(cap) = self.softcap.map(f64::from) {
-            score = round(cap * (score / cap).tanh());
-        }
-        if terms.slope != 0.0 {
-            score = round(score - terms.slope * terms.distance);
+        let mut score = self.bent(dot, terms, &round);
+        if terms.head.slope != 0.0 {
+            score = round(score - f64::from(terms.head.slope) * terms.distance);
         }
         if self.has(Operand::Bias) {
             score = round(score + terms.bias);
         }
         score
+    }
+
+    /// A [`score`](Self::score) before anything is added to it: scaled, then with the softcap.
+    pub fn bent(&self, dot: f64, terms: &ScoreTerms, round: impl Fn(f64) -> f64) -> f64 {
+        let score = round(round(dot) * f64::from(terms.scale));
+        match self.softcap.map(f64::from) {
+            Some(cap) => round(cap * (score / cap).tanh()),
+            None => score,
+        }
     }
 
     /// The derivative of a [`score`](Self::score) by the scaled product of query and key, in `f64`: 1 without a softcap.
@@ -295,13 +309,17 @@ impl Scoring {
         })
     }
 
-    /// A scaled product of query and key after the softcap, and the derivative of the one by the other.
+    /// The score, without the bias, of a scaled product of query and key at a distance, and its derivative by the product, in `f32`.
     #[inline]
-    pub fn bounded(&self, product: f32) -> (f32, f32) {
-        self.softcap.map_or((product, 1.0), |cap| {
+    pub fn of_product(&self, product: f32, head: HeadTerms, distance: f32) -> (f32, f32) {
+        let (mut score, derivative) = self.softcap.map_or((product, 1.0), |cap| {
             let bent = (product / cap).tanh();
             (cap * bent, 1.0 - bent * bent)
-        })
+        });
+        if head.slope != 0.0 {
+            score -= head.slope * distance;
+        }
+        (score, derivative)
     }
 }
 
@@ -317,13 +335,20 @@ pub fn check_factor(argument: &'static str, value: f64) -> Result<()> {
     }
 }
 
+/// What the scores of a head have in common: its numbers of options that are lists. See [`Scoring::head_terms`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HeadTerms {
+    /// ALiBi slope, 0 for none.
+    pub slope: f32,
+}
+
 /// The terms of a score in addition to the dot product; see [`Scoring::score`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ScoreTerms {
     /// Factor of the dot product: [`Scoring::scale_of`].
     pub scale: f32,
-    /// ALiBi slope of the head, 0 for none.
-    pub slope: f64,
+    /// Those of its head.
+    pub head: HeadTerms,
     /// Distance of query and key.
     pub distance: f64,
     /// The bias tensor's element.

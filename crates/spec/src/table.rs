@@ -62,6 +62,23 @@ impl Features {
     ];
 }
 
+/// The options that have a number for each head, with the methods that builders have for them: gives docs, names and operands to `$methods`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! number_options {
+    ($methods:ident) => {
+        $methods! {
+            /// ALiBi: subtracts `slope * distance` from the scores, where the distance of query `i` and key `j` is
+            /// `|i + key length - query length - j|`. One slope per query head, or one per batch entry and query head, those of an entry
+            /// next to each other.
+            alibi_slopes: Slopes;
+            /// Attention sinks: one logit per query head that joins the denominator of every row, as if there were one more key with
+            /// that score and the value 0. A head whose logit is minus infinity has no sink.
+            sinks: Sinks;
+        }
+    };
+}
+
 operands! {
     /// Queries. A cache write rotates them in place unless it is given `q_out`.
     Q = "q", Kind::Queries, Queries {operations: Operations::BOTH, file: Some("q"), python: Some("q")};

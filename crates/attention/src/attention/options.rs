@@ -8,6 +8,18 @@ use super::Attention;
 use crate::plan::Choice;
 use crate::spec::{DropoutState, Elements, Mask, Scoring, Splits};
 
+macro_rules! number_methods {
+    ($($(#[$doc:meta])* $name:ident: $Operand:ident;)*) => {
+        impl Attention {
+            $($(#[$doc])*
+            pub fn $name(self, $name: &[f32]) -> Self {
+                self.numbers(Operand::$Operand, $name)
+            })*
+        }
+    };
+}
+warptile_spec::number_options!(number_methods);
+
 impl Default for Attention {
     fn default() -> Self {
         Self::new()
@@ -47,7 +59,7 @@ impl Attention {
         self.lse
     }
 
-    /// Returns true if there are numbers of options, such as sinks, which have one number for each head.
+    /// Returns true if there are numbers of options that have one for each head.
     pub fn has_numbers(&self) -> bool {
         { self.numbers.iter() }.any(|(given, _)| *given != Operand::DropoutState)
     }
@@ -87,19 +99,6 @@ impl Attention {
     pub fn softcap(mut self, softcap: f32) -> Self {
         self.scoring.softcap = Some(softcap);
         self
-    }
-
-    /// ALiBi: subtracts `slope * distance` from the scores, where the distance of query `i` and key `j` is
-    /// `|i + key length - query length - j|`. One slope per query head, or one per batch entry and query head, those of an entry
-    /// next to each other.
-    pub fn alibi_slopes(self, slopes: &[f32]) -> Self {
-        self.numbers(Operand::Slopes, slopes)
-    }
-
-    /// Attention sinks: one logit per query head that joins the denominator of every row, as if there were one more key with
-    /// that score and the value 0. A head whose logit is minus infinity has no sink.
-    pub fn sinks(self, sinks: &[f32]) -> Self {
-        self.numbers(Operand::Sinks, sinks)
     }
 
     /// Drops weights with probability `p`, from 0 to below 1 and rounded to a multiple of 2^-16, after the softmax, and divides the others

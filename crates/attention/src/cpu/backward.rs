@@ -617,12 +617,8 @@ impl<T: Element> Pass<'_, T> {
         let mut ds = Rows::zeros(BLOCK_M, BLOCK_N);
         self.add(&queries.rows, false, &keys.rows.transposed(), &mut p);
         self.add(&queries.values, false, &keys.values.transposed(), &mut ds);
-        let slope = scoring.slope(
-            self.operands.get(Operand::Slopes),
-            sequence.batch,
-            head,
-            call.heads().query,
-        );
+        let (batch, heads) = (sequence.batch, call.heads().query);
+        let of_head = scoring.head_terms(batch, head, heads, |list| self.operands.get(list));
         let start = self.backward.prepass().start(sequence.batch, head);
         let (dropout, factor) = (call.dropout(), call.dropout_factor());
         // The derivatives of scores by the scaled products.
@@ -650,13 +646,10 @@ impl<T: Element> Pass<'_, T> {
                 (from < to).then(|| ShownKeys::new(call, &self.operands, place, first_key + from));
             for column in from..to {
                 let key = first_key + column;
-                let (mut score, slant) = scoring.bounded(p[column] * scale);
+                let distance = (query + sequence.k_len).abs_diff(sequence.q_len + key);
+                let (score, slant) =
+                    scoring.of_product(p[column] * scale, of_head, distance as f32);
                 slants[column] = if of_scores { 1.0 } else { slant };
-                if slope != 0.0 {
-                    let diagonal = (query + sequence.k_len) as i64;
-                    let distance = diagonal - (sequence.q_len + key) as i64;
-                    score -= slope * distance.unsigned_abs() as f32;
-                }
                 let bias = shown.as_ref().and_then(|shown| shown.bias(column - from));
                 p[column] =
                     bias.map_or(f32::NEG_INFINITY, |bias| score + bias) * LOG2_E - scaled_lse;

@@ -11,7 +11,7 @@ use crate::cpu::isa::MAX_PANEL;
 use crate::cpu::shown::ShownKeys;
 use crate::cpu::task::Blocks;
 use crate::cpu::terms::{Hide, Terms};
-use crate::spec::{Element, ScoreTerms, Sequence};
+use crate::spec::{Element, HeadTerms, ScoreTerms, Sequence};
 
 impl<T: Element> Block<'_, T> {
     /// Turns the scaled products of a panel and some keys into scores in units of ln 2. Of each lane there is the largest score that was
@@ -99,11 +99,11 @@ impl<T: Element> Block<'_, T> {
         } = self.task.sequence;
         let lanes = panel.lanes.len();
         let start = keys.start / Blocks::BLOCK_N * Blocks::BLOCK_N;
-        let mut slopes = [0.0; MAX_PANEL];
+        let mut heads = [HeadTerms::default(); MAX_PANEL];
         let mut diagonals = [0.0; MAX_PANEL];
         for (lane, row) in panel.rows.clone().enumerate() {
             let (head, position) = self.task.row(row);
-            slopes[lane] = self.slope(head);
+            heads[lane] = self.head_terms(head);
             // Lengths are at most 2^30. Counted from a place that does not depend on the other rows.
             diagonals[lane] = ((position + k_len) as i64 - (q_len + start) as i64) as f32;
         }
@@ -111,7 +111,7 @@ impl<T: Element> Block<'_, T> {
             scores,
             lanes,
             scoring: self.call.scoring(),
-            slopes: &slopes[..lanes],
+            heads: &heads[..lanes],
             diagonals: &diagonals[..lanes],
             first_key: keys.start - start,
         });
@@ -135,10 +135,9 @@ impl<T: Element> Block<'_, T> {
         }
     }
 
-    fn slope(&self, head: usize) -> f32 {
-        let (scoring, batch) = (self.call.scoring(), self.task.sequence.batch);
-        let slopes = self.operands.get(Operand::Slopes);
-        scoring.slope(slopes, batch, head, self.call.heads().query)
+    fn head_terms(&self, head: usize) -> HeadTerms {
+        let (batch, heads) = (self.task.sequence.batch, self.call.heads().query);
+        { self.call.scoring() }.head_terms(batch, head, heads, |list| self.operands.get(list))
     }
 
     /// Hides the keys of a row that bias or mask hide, and computes its scores again in `f64`, cut off at the range of `f32`, if any of the
@@ -189,7 +188,7 @@ impl<T: Element> Block<'_, T> {
             let distance = (position + k_len) as i64 - (q_len + key) as i64;
             let terms = ScoreTerms {
                 scale: self.call.scale(),
-                slope: f64::from(self.slope(head)),
+                head: self.head_terms(head),
                 distance: distance.abs() as f64,
                 bias: f64::from(bias),
             };

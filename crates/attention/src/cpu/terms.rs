@@ -2,7 +2,7 @@
 
 use crate::cpu::isa::Work;
 use crate::cpu::lanes::*;
-use crate::spec::Scoring;
+use crate::spec::{HeadTerms, Scoring};
 
 /// Softcap, then ALiBi, of the scores of a panel of queries.
 pub(super) struct Terms<'a> {
@@ -10,8 +10,8 @@ pub(super) struct Terms<'a> {
     pub(super) scores: &'a mut [f32],
     pub(super) lanes: usize,
     pub(super) scoring: &'a Scoring,
-    /// The ALiBi slope of each lane, 0 for none.
-    pub(super) slopes: &'a [f32],
+    /// What each lane has of its head.
+    pub(super) heads: &'a [HeadTerms],
     /// The place of each lane's diagonal; keys are counted from the same place.
     pub(super) diagonals: &'a [f32],
     pub(super) first_key: usize,
@@ -28,14 +28,14 @@ impl Work for Terms<'_> {
                 *score = cap * tanh::<L>(*score * inverse);
             }
         }
-        if self.slopes.iter().all(|&slope| slope == 0.0) {
+        if self.heads.iter().all(|head| head.slope == 0.0) {
             return;
         }
         for (index, row) in self.scores.chunks_exact_mut(self.lanes).enumerate() {
             let key = (self.first_key + index) as f32;
-            let lanes = self.slopes.iter().zip(self.diagonals);
-            for (score, (slope, diagonal)) in row.iter_mut().zip(lanes) {
-                *score = fma::<L>(-slope, (diagonal - key).abs(), *score);
+            let lanes = self.heads.iter().zip(self.diagonals);
+            for (score, (head, diagonal)) in row.iter_mut().zip(lanes) {
+                *score = fma::<L>(-head.slope, (diagonal - key).abs(), *score);
             }
         }
     }
@@ -133,7 +133,7 @@ mod tests {
             scores,
             lanes: 1,
             scoring: &scoring,
-            slopes: &[slope],
+            heads: &[HeadTerms { slope }],
             diagonals: &[diagonal],
             first_key: 0,
         });

@@ -90,7 +90,7 @@ pub(crate) fn gradients<T: Compiled>(
     };
     let results = Mutex::new([empty(), empty(), empty()]);
     let heads = call.heads();
-    // One key/value head after the other of each sequence: sinks add up in this order.
+    // One key/value head after the other of each sequence: numbers of heads add up in this order.
     let items: Vec<(Sequence, usize)> = { call.sequences() }
         .flat_map(|sequence| (0..heads.key_value).map(move |head| (sequence, head)))
         .collect();
@@ -305,16 +305,15 @@ impl<T: Element> Pass<'_, T> {
         let delta = products().sum::<f64>() - d_lse;
         let delta_size = products().map(f64::abs).sum::<f64>() + d_lse.abs();
         let eps = computation.units();
-        if let Some(sinks) = computation.options.sinks {
-            let p = (f64::from(sinks[head]) - lse).exp();
-            exact[Operand::DSinks][in_group] -= p * delta;
-            rounded[Operand::DSinks][in_group] -= f64::from(p as f32) * f64::from(delta as f32);
-            let reach = 1.0 + lse.abs() + f64::from(sinks[head]).abs();
-            let error = match p {
+        if let Some(of_head) = computation.options.gradient_of_head(head, lse, delta) {
+            let number = of_head.operand;
+            exact[number][in_group] += of_head.exact;
+            rounded[number][in_group] += of_head.rounded;
+            let error = match of_head.weight {
                 0.0 => 0.0,
-                _ => eps * p * (delta.abs() * reach + delta_size),
+                weight => eps * weight * (delta.abs() * of_head.reach + delta_size),
             };
-            variance[Operand::DSinks][in_group] += error * error;
+            variance[number][in_group] += error * error;
         }
         let visible = { call.mask() }.visible(position, sequence.q_len, sequence.k_len);
         if visible.is_empty() {

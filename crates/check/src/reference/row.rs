@@ -1,6 +1,7 @@
 //! One row of one head: scores, their softmax and the weighted sum of the values, exactly and rounded.
 
-use warptile::spec::{Call, HostInputs, Operand, ScoreTerms, Scoring, Sequence};
+use warptile::kernels::Kind;
+use warptile::spec::{Call, HostInputs, Operand, ScoreTerms, Scoring, Sequence, Slots};
 use warptile::{Element, ElementType, Layout};
 
 use super::matrix::{Dense, KeysAt, weighted_sum};
@@ -22,8 +23,8 @@ pub(super) struct Computation<'a, T> {
 
 /// The operands of options.
 pub(super) struct Options<'a, T> {
-    slopes: Option<&'a [f32]>,
-    pub(super) sinks: Option<&'a [f32]>,
+    /// Those that are lists.
+    lists: Slots<Option<&'a [f32]>>,
     bias: Option<&'a [T]>,
     bias_f32: Option<&'a [f32]>,
     key_mask: Option<&'a [u8]>,
@@ -32,9 +33,12 @@ pub(super) struct Options<'a, T> {
 impl<'a, T: Element> Options<'a, T> {
     pub(super) fn new(call: &Call, inputs: &HostInputs<'a>) -> warptile::Result<Self> {
         let is_f32 = call.scoring().has_bias_f32();
+        let mut lists = Slots::default();
+        for operand in Operand::of_scores().filter(|operand| operand.kind() != Kind::Scores) {
+            lists[operand] = inputs.elements(operand)?;
+        }
         Ok(Options {
-            slopes: inputs.elements(Operand::Slopes)?,
-            sinks: inputs.elements(Operand::Sinks)?,
+            lists,
             bias: if is_f32 {
                 None
             } else {
@@ -48,6 +52,35 @@ impl<'a, T: Element> Options<'a, T> {
             key_mask: inputs.elements(Operand::KeyMask)?,
         })
     }
+
+    /// The gradient of the head's sink, if there is one, from a row of this lse and this product of its output with its gradient.
+    pub(super) fn gradient_of_head(
+        &self,
+        head: usize,
+        lse: f64,
+        delta: f64,
+    ) -> Option<HeadGradient> {
+        let sink = f64::from(self.lists[Operand::Sinks]?[head]);
+        let weight = (sink - lse).exp();
+        Some(HeadGradient {
+            operand: Operand::DSinks,
+            exact: -(weight * delta),
+            rounded: -(f64::from(weight as f32) * f64::from(delta as f32)),
+            weight,
+            reach: 1.0 + lse.abs() + sink.abs(),
+        })
+    }
+}
+
+/// What a row adds to the gradient of an option's number of its head.
+pub(super) struct HeadGradient {
+    pub(super) operand: Operand,
+    pub(super) exact: f64,
+    pub(super) rounded: f64,
+    /// The part of the row's softmax that the number takes.
+    pub(super) weight: f64,
+    /// What errors of the row's numbers in `f32` are multiplied by on their way into the weight.
+    pub(super) reach: f64,
 }
 
 /// Where the results of a row of a head go.
@@ -85,28 +118,24 @@ impl KeyTerms {
         single: impl Fn(f64) -> f64,
     ) -> f64 {
         let terms = self.terms;
-        if terms.slope == 0.0 {
+        if terms.head.slope == 0.0 {
             return scoring.score(product, &terms, round);
         }
-        let before = ScoreTerms {
-            slope: 0.0,
-            bias: 0.0,
-            ..terms
-        };
-        let score = scoring.score(product, &before, round);
-        single(single(score - terms.slope * terms.distance) + terms.bias)
+        let score = scoring.bent(product, &terms, round);
+        let slope = f64::from(terms.head.slope);
+        single(single(score - slope * terms.distance) + terms.bias)
     }
 
     /// An upper bound on sums of a product of this size and the terms.
     #[inline(always)]
     pub(super) fn size(&self, product: f64) -> f64 {
         let ScoreTerms {
-            slope,
+            head,
             distance,
             bias,
             ..
         } = self.terms;
-        product + ((slope * distance).abs() + bias.abs())
+        product + ((f64::from(head.slope) * distance).abs() + bias.abs())
     }
 }
 
@@ -137,7 +166,7 @@ impl<T: Element> Computation<'_, T> {
         let visible = call
             .mask()
             .visible(position, sequence.q_len, sequence.k_len);
-        let sink = self.options.sinks.map(|sinks| f64::from(sinks[head]));
+        let sink = self.options.lists[Operand::Sinks].map(|sinks| f64::from(sinks[head]));
         let terms: Vec<KeyTerms> = visible
             .clone()
             .map(|key| self.terms(sequence, position, head, key))
@@ -229,12 +258,9 @@ impl<T: Element> Computation<'_, T> {
     ) -> KeyTerms {
         let call = self.call;
         let scoring = call.scoring();
-        let slope = scoring.slope(
-            self.options.slopes,
-            sequence.batch,
-            head,
-            call.heads().query,
-        );
+        let of_head = scoring.head_terms(sequence.batch, head, call.heads().query, |list| {
+            self.options.lists[list]
+        });
         // Bias and mask go with dense tensors only, so that rows are positions.
         let at = |layout: &Layout| {
             layout.offset(sequence.batch, position, head) + key * layout.strides[3]
@@ -255,7 +281,7 @@ impl<T: Element> Computation<'_, T> {
         KeyTerms {
             terms: ScoreTerms {
                 scale: call.scale(),
-                slope: f64::from(slope),
+                head: of_head,
                 distance: (diagonal - key as f64).abs(),
                 bias,
             },

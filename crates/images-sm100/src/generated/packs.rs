@@ -10,7 +10,7 @@ pub static APPEND_W4_SM_100: [u8; 14136] = *include_bytes!("../../images/append_
 pub static DBIAS_D256_32X32_W4_S2_SM_100: [u8; 18911] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dbias_d256_64x64_w4_s3_sm_100.zst`.
-pub static DBIAS_D256_64X64_W4_S3_SM_100: [u8; 26960] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_100.zst");
+pub static DBIAS_D256_64X64_W4_S3_SM_100: [u8; 26817] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_100.zst");
 
 /// The images of a kernel: `decode_d128_16x128_w8_s2_sm_100.zst`.
 pub static DECODE_D128_16X128_W8_S2_SM_100: [u8; 41249] = *include_bytes!("../../images/decode_d128_16x128_w8_s2_sm_100.zst");
@@ -67,7 +67,7 @@ pub static DECODE_D64_64X128_W8_S4_SM_100: [u8; 35121] = *include_bytes!("../../
 pub static DECODE_D64_64X64_W4_S4_SM_100: [u8; 55321] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_100.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_100.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_100: [u8; 17205] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_100.zst");
+pub static DKV_D128_32X32_W4_S1_SM_100: [u8; 17257] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_100.zst`.
 pub static DKV_D128_64X64_W4_S1_SM_100: [u8; 57706] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_100.zst");
@@ -76,13 +76,13 @@ pub static DKV_D128_64X64_W4_S1_SM_100: [u8; 57706] = *include_bytes!("../../ima
 pub static DKV_D192_32X64_W8_S1_SM_100: [u8; 35169] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_100.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_100: [u8; 17240] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_100.zst");
+pub static DKV_D256_16X16_W4_S1_SM_100: [u8; 17235] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_100.zst`.
 pub static DKV_D256_32X32_W4_S1_SM_100: [u8; 51697] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_100.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_100: [u8; 17386] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_100.zst");
+pub static DKV_D64_32X32_W4_S1_SM_100: [u8; 17444] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_100.zst`.
 pub static DKV_D64_64X64_W4_S2_SM_100: [u8; 52812] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_100.zst");
@@ -91,7 +91,7 @@ pub static DKV_D64_64X64_W4_S2_SM_100: [u8; 52812] = *include_bytes!("../../imag
 pub static DKV_D96_64X64_W4_S2_SM_100: [u8; 25036] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_100.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_100: [u8; 16980] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_100.zst");
+pub static DQ_D128_32X32_W4_S1_SM_100: [u8; 16814] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_100.zst`.
 pub static DQ_D128_64X64_W4_S1_SM_100: [u8; 47152] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_100.zst");
@@ -100,7 +100,7 @@ pub static DQ_D128_64X64_W4_S1_SM_100: [u8; 47152] = *include_bytes!("../../imag
 pub static DQ_D192_64X32_W4_S1_SM_100: [u8; 38659] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_100.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_100: [u8; 16221] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_100.zst");
+pub static DQ_D256_16X16_W4_S1_SM_100: [u8; 16225] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d256_64x32_w4_s1_sm_100.zst`.
 pub static DQ_D256_64X32_W4_S1_SM_100: [u8; 53079] = *include_bytes!("../../images/dq_d256_64x32_w4_s1_sm_100.zst");
@@ -109,10 +109,10 @@ pub static DQ_D256_64X32_W4_S1_SM_100: [u8; 53079] = *include_bytes!("../../imag
 pub static DQ_D64_128X64_W4_S2_SM_100: [u8; 25286] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_100.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_100: [u8; 16946] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_100.zst");
+pub static DQ_D64_32X32_W4_S1_SM_100: [u8; 17067] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_100.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_100.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_100: [u8; 46923] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_100.zst");
+pub static DQ_D64_64X64_W4_S2_SM_100: [u8; 46862] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_100.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_100.zst`.
 pub static DQ_D96_64X64_W4_S2_SM_100: [u8; 20240] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_100.zst");

@@ -7,10 +7,10 @@ pub static APPEND_E4M3_W4_SM_120: [u8; 18920] = *include_bytes!("../../images/ap
 pub static APPEND_W4_SM_120: [u8; 13793] = *include_bytes!("../../images/append_w4_sm_120.zst");
 
 /// The images of a kernel: `dbias_d256_32x32_w4_s2_sm_120.zst`.
-pub static DBIAS_D256_32X32_W4_S2_SM_120: [u8; 19407] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_120.zst");
+pub static DBIAS_D256_32X32_W4_S2_SM_120: [u8; 19410] = *include_bytes!("../../images/dbias_d256_32x32_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dbias_d256_64x64_w4_s3_sm_120.zst`.
-pub static DBIAS_D256_64X64_W4_S3_SM_120: [u8; 24808] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_120.zst");
+pub static DBIAS_D256_64X64_W4_S3_SM_120: [u8; 24717] = *include_bytes!("../../images/dbias_d256_64x64_w4_s3_sm_120.zst");
 
 /// The images of a kernel: `decode_d128_16x128_w4_s2_e4m3_sm_120.zst`.
 pub static DECODE_D128_16X128_W4_S2_E4M3_SM_120: [u8; 48930] = *include_bytes!("../../images/decode_d128_16x128_w4_s2_e4m3_sm_120.zst");
@@ -46,7 +46,7 @@ pub static DECODE_D64_32X128_W4_S2_SM_120: [u8; 32154] = *include_bytes!("../../
 pub static DECODE_D64_64X64_W4_S4_SM_120: [u8; 49998] = *include_bytes!("../../images/decode_d64_64x64_w4_s4_sm_120.zst");
 
 /// The images of a kernel: `dkv_d128_32x32_w4_s1_sm_120.zst`.
-pub static DKV_D128_32X32_W4_S1_SM_120: [u8; 16920] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_120.zst");
+pub static DKV_D128_32X32_W4_S1_SM_120: [u8; 16904] = *include_bytes!("../../images/dkv_d128_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d128_64x64_w4_s1_sm_120.zst`.
 pub static DKV_D128_64X64_W4_S1_SM_120: [u8; 50808] = *include_bytes!("../../images/dkv_d128_64x64_w4_s1_sm_120.zst");
@@ -55,13 +55,13 @@ pub static DKV_D128_64X64_W4_S1_SM_120: [u8; 50808] = *include_bytes!("../../ima
 pub static DKV_D192_32X64_W8_S1_SM_120: [u8; 31587] = *include_bytes!("../../images/dkv_d192_32x64_w8_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d256_16x16_w4_s1_sm_120.zst`.
-pub static DKV_D256_16X16_W4_S1_SM_120: [u8; 17373] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_120.zst");
+pub static DKV_D256_16X16_W4_S1_SM_120: [u8; 17369] = *include_bytes!("../../images/dkv_d256_16x16_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d256_32x32_w4_s1_sm_120.zst`.
 pub static DKV_D256_32X32_W4_S1_SM_120: [u8; 44699] = *include_bytes!("../../images/dkv_d256_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d64_32x32_w4_s1_sm_120.zst`.
-pub static DKV_D64_32X32_W4_S1_SM_120: [u8; 16802] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_120.zst");
+pub static DKV_D64_32X32_W4_S1_SM_120: [u8; 16833] = *include_bytes!("../../images/dkv_d64_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dkv_d64_64x64_w4_s2_sm_120.zst`.
 pub static DKV_D64_64X64_W4_S2_SM_120: [u8; 51014] = *include_bytes!("../../images/dkv_d64_64x64_w4_s2_sm_120.zst");
@@ -70,7 +70,7 @@ pub static DKV_D64_64X64_W4_S2_SM_120: [u8; 51014] = *include_bytes!("../../imag
 pub static DKV_D96_64X64_W4_S2_SM_120: [u8; 21721] = *include_bytes!("../../images/dkv_d96_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dq_d128_32x32_w4_s1_sm_120.zst`.
-pub static DQ_D128_32X32_W4_S1_SM_120: [u8; 16028] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_120.zst");
+pub static DQ_D128_32X32_W4_S1_SM_120: [u8; 16030] = *include_bytes!("../../images/dq_d128_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d128_64x64_w4_s1_sm_120.zst`.
 pub static DQ_D128_64X64_W4_S1_SM_120: [u8; 44928] = *include_bytes!("../../images/dq_d128_64x64_w4_s1_sm_120.zst");
@@ -79,7 +79,7 @@ pub static DQ_D128_64X64_W4_S1_SM_120: [u8; 44928] = *include_bytes!("../../imag
 pub static DQ_D192_64X32_W4_S1_SM_120: [u8; 36339] = *include_bytes!("../../images/dq_d192_64x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d256_16x16_w4_s1_sm_120.zst`.
-pub static DQ_D256_16X16_W4_S1_SM_120: [u8; 16297] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_120.zst");
+pub static DQ_D256_16X16_W4_S1_SM_120: [u8; 16302] = *include_bytes!("../../images/dq_d256_16x16_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d256_64x16_w4_s1_sm_120.zst`.
 pub static DQ_D256_64X16_W4_S1_SM_120: [u8; 44733] = *include_bytes!("../../images/dq_d256_64x16_w4_s1_sm_120.zst");
@@ -88,10 +88,10 @@ pub static DQ_D256_64X16_W4_S1_SM_120: [u8; 44733] = *include_bytes!("../../imag
 pub static DQ_D64_128X64_W4_S2_SM_120: [u8; 22423] = *include_bytes!("../../images/dq_d64_128x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dq_d64_32x32_w4_s1_sm_120.zst`.
-pub static DQ_D64_32X32_W4_S1_SM_120: [u8; 15064] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_120.zst");
+pub static DQ_D64_32X32_W4_S1_SM_120: [u8; 15088] = *include_bytes!("../../images/dq_d64_32x32_w4_s1_sm_120.zst");
 
 /// The images of a kernel: `dq_d64_64x64_w4_s2_sm_120.zst`.
-pub static DQ_D64_64X64_W4_S2_SM_120: [u8; 43150] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_120.zst");
+pub static DQ_D64_64X64_W4_S2_SM_120: [u8; 42850] = *include_bytes!("../../images/dq_d64_64x64_w4_s2_sm_120.zst");
 
 /// The images of a kernel: `dq_d96_64x64_w4_s2_sm_120.zst`.
 pub static DQ_D96_64X64_W4_S2_SM_120: [u8; 19321] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_120.zst");

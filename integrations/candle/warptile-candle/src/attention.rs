@@ -46,6 +46,20 @@ pub struct Attention {
     pub(crate) longest: [Option<usize>; 2],
 }
 
+macro_rules! number_methods {
+    ($($(#[$doc:meta])* $name:ident: $Operand:ident;)*) => {
+        impl Attention {
+            $($(#[$doc])*
+            #[doc = ""]
+            #[doc = "A tensor of f32."]
+            pub fn $name(self, $name: &Tensor) -> Self {
+                self.with(Operand::$Operand, Some($name))
+            })*
+        }
+    };
+}
+warptile::number_options!(number_methods);
+
 impl Attention {
     /// Full attention between dense tensors, with this factor of `q·k`; usual is `1 / sqrt(head size)`.
     pub fn new(softmax_scale: f32) -> Self {
@@ -74,16 +88,6 @@ impl Attention {
     pub fn softcap(mut self, softcap: f32) -> Self {
         self.scoring.softcap = Some(softcap).filter(|&softcap| softcap != 0.0);
         self
-    }
-
-    /// Subtracts `slope * distance` from the scores: f32, one slope per query head.
-    pub fn alibi_slopes(self, slopes: &Tensor) -> Self {
-        self.with(Operand::Slopes, Some(slopes))
-    }
-
-    /// One more logit per query head joins the softmax's denominator: f32, one per query head.
-    pub fn sinks(self, sinks: &Tensor) -> Self {
-        self.with(Operand::Sinks, Some(sinks))
     }
 
     /// Drops weights with probability `p` after the softmax, and divides the others by `1 - p`. `p` is from 0 to below 1. `state` has
@@ -192,7 +196,7 @@ impl Attention {
 
     /// Computes attention. The output is contiguous and has the shape of q. Gradients flow to q, k and v, except for
     /// pages, quantized keys and head sizes above 256: their backward pass is an error, and so is that of calls in which
-    /// the tensor of an option, such as sinks, is a variable or computed from one. Gradients have the same bits each time.
+    /// the tensor of an option is a variable or computed from one. Gradients have the same bits each time.
     /// `bwd` computes the output once more, for the log-sum-exp.
     ///
     /// # Errors
