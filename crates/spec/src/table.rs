@@ -62,7 +62,8 @@ impl Features {
     ];
 }
 
-/// The options that have a number for each head, with the methods that builders have for them: gives docs, names and operands to `$methods`.
+/// The options that have a number for each head, and the methods that builders have for them: gives docs, names and operands to
+/// `$methods`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! number_options {
