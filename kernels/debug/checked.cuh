@@ -2,6 +2,7 @@
 // `check_launch` at the start of its entry; no other image sees it, and no image's source hash covers it.
 #pragma once
 
+#include "base/abi_blocks.cuh"
 #include "base/record.cuh"
 #include "debug/shared_bytes.cuh"
 #include "rule/score.cuh"
@@ -75,6 +76,10 @@ template <class Traits, class Key = typename Traits::Element> __device__ void ch
 template <class Traits> __device__ void check_launch(const ForwardE4m3& params)
 {
     check_launch<Traits, typename Traits::Keys::Element>(params.forward);
+}
+template <class Traits> __device__ void check_launch(const ForwardBlocks& params)
+{
+    check_launch<Traits>(params.forward);
 }
 template <class Traits> __device__ void check_launch(const ForwardTma& params)
 {

@@ -81,11 +81,20 @@ fn with_line(text: &str, change: impl Fn(&str) -> Option<String>) -> Result<Stri
     }
 }
 
-/// A family's source with the call of the asserts before what computes, as one more statement of the macro that makes the image.
+/// A family's source with the call of the asserts before what computes, as one more statement of the macro that makes the image, or of one
+/// that stands for what computes behind its namespace.
 fn with_calls(text: &str) -> String {
     let lines = text.split_inclusive('\n').map(|line| {
         let parts = || {
-            let (_, arguments) = line.trim_end().strip_suffix(')')?.split_once(COMPUTES)?;
+            let (before, arguments) =
+                line.trim_end().strip_suffix(')')?.split_once(COMPUTES)?;
+            if let Some(define) = before.strip_prefix("#define ") {
+                let (name, computes) = define.split_once(' ')?;
+                let call = CALL.strip_prefix("warptile::").unwrap_or(CALL);
+                return Some(format!(
+                    "#define {name} {call}{arguments}); warptile::{computes}{COMPUTES}{arguments})\n"
+                ));
+            }
             let (image, computes) = line.split_once('(')?;
             Some(format!("{image}({CALL}{arguments}; {computes}"))
         };
@@ -323,6 +332,14 @@ mod tests {
             assert_eq!(
                 with_calls(&format!("using A = B;\nWARPTILE_IMAGE({computes})\n")),
                 format!("using A = B;\nWARPTILE_IMAGE({check}{arguments}; {computes})\n")
+            );
+            assert_eq!(
+                with_calls(&format!(
+                    "#define A {computes}\nWARPTILE_IMAGE(warptile::A)\n"
+                )),
+                format!(
+                    "#define A check_launch<Instance>{arguments}; warptile::{computes}\nWARPTILE_IMAGE(warptile::A)\n"
+                )
             );
         }
         assert_eq!(with_calls("void f() {}\n"), "void f() {}\n");
