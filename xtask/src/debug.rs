@@ -247,9 +247,11 @@ mod tests {
                     // Only added to: the line's own code is the beginning or, of a call, what is left without it.
                     let code = old.split("//").next().unwrap().trim();
                     let new = new.trim();
-                    let call = new
-                        .find(CALL)
-                        .map(|at| at..at + new[at..].find("; ").unwrap() + 2);
+                    let ends = [(CALL, "; "), ("check_launch<Instance>", "; warptile::")];
+                    let call = ends.iter().find_map(|(begin, end)| {
+                        let at = new.find(begin)?;
+                        Some(at..at + new[at..].find(end).unwrap() + end.len())
+                    });
                     let calls = usize::from(call.is_some());
                     let rest = call.map_or(new.to_owned(), |call| new.replacen(&new[call], "", 1));
                     assert!(rest.starts_with(code), "{relative:?}: {new}");
