@@ -81,8 +81,8 @@ fn with_line(text: &str, change: impl Fn(&str) -> Option<String>) -> Result<Stri
     }
 }
 
-/// A family's source with the call of the asserts before what computes, as one more statement of the macro that makes the image, or of one
-/// that stands for what computes behind its namespace.
+/// A family's source with the asserts called before the kernel computes: as one more statement of the macro that makes the image, or of the
+/// macro that it names in namespace `warptile`.
 fn with_calls(text: &str) -> String {
     let lines = text.split_inclusive('\n').map(|line| {
         let parts = || {

@@ -259,7 +259,11 @@ impl Scoring {
         }
     }
 
-    /// What scores have of a head of so many. `list`: the numbers of an option, if there are any; of slopes [`Scoring::slope_count`].
+    /// The numbers that the scores of a head share. `heads`: query heads of the call. `list`: the numbers of an option, if the call has it.
+    ///
+    /// # Panics
+    ///
+    /// If a list is shorter than the call says: [`Scoring::slope_count`] slopes, else a number for each head.
     pub fn head_terms<'a>(
         &self,
         batch: usize,
@@ -309,7 +313,7 @@ impl Scoring {
         })
     }
 
-    /// The score, without the bias, of a scaled product of query and key at a distance, and its derivative by the product, in `f32`.
+    /// The score of a scaled product of query and key at this distance, without the bias, and its derivative by the product, in `f32`.
     #[inline]
     pub fn of_product(&self, product: f32, head: HeadTerms, distance: f32) -> (f32, f32) {
         let (mut score, derivative) = self.softcap.map_or((product, 1.0), |cap| {
@@ -335,7 +339,7 @@ pub fn check_factor(argument: &'static str, value: f64) -> Result<()> {
     }
 }
 
-/// What the scores of a head have in common: its numbers of options that are lists. See [`Scoring::head_terms`].
+/// The numbers that the scores of a head share, one for each option that is a list. See [`Scoring::head_terms`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeadTerms {
     /// ALiBi slope, 0 for none.
@@ -347,7 +351,7 @@ pub struct HeadTerms {
 pub struct ScoreTerms {
     /// Factor of the dot product: [`Scoring::scale_of`].
     pub scale: f32,
-    /// Those of its head.
+    /// The numbers of the head.
     pub head: HeadTerms,
     /// Distance of query and key.
     pub distance: f64,

@@ -167,3 +167,21 @@ operands! {
     /// Table of sines.
     Sin = "sin", Kind::List(Count::Angles), Angles {operations: Operations::APPEND, python: Some("rotary_sin")};
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_option_that_is_a_number_for_each_head_has_a_method_of_its_name() {
+        macro_rules! methods {
+            ($($(#[$doc:meta])* $name:ident: $Operand:ident;)*) => {
+                [$((stringify!($name), Operand::$Operand)),*]
+            };
+        }
+        let methods = number_options!(methods);
+        let lists = Operand::of_scores().filter(|operand| operand.kind() != Kind::Scores);
+        let lists: Vec<_> = lists.map(|operand| (operand.name(), operand)).collect();
+        assert_eq!(methods.as_slice(), lists);
+    }
+}

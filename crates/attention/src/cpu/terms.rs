@@ -10,7 +10,7 @@ pub(super) struct Terms<'a> {
     pub(super) scores: &'a mut [f32],
     pub(super) lanes: usize,
     pub(super) scoring: &'a Scoring,
-    /// What each lane has of its head.
+    /// The numbers of each lane's head.
     pub(super) heads: &'a [HeadTerms],
     /// The place of each lane's diagonal; keys are counted from the same place.
     pub(super) diagonals: &'a [f32],
