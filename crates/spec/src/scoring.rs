@@ -313,15 +313,21 @@ impl Scoring {
         })
     }
 
-    /// The score of a scaled product of query and key at this distance, without the bias, and its derivative by the product, in `f32`.
+    /// The score of a scaled product of query and key, without the bias, and its derivative by the product, in `f32`. `distance` is only
+    /// asked for with a slope.
     #[inline]
-    pub fn of_product(&self, product: f32, head: HeadTerms, distance: f32) -> (f32, f32) {
+    pub fn of_product(
+        &self,
+        product: f32,
+        head: HeadTerms,
+        distance: impl FnOnce() -> usize,
+    ) -> (f32, f32) {
         let (mut score, derivative) = self.softcap.map_or((product, 1.0), |cap| {
             let bent = (product / cap).tanh();
             (cap * bent, 1.0 - bent * bent)
         });
         if head.slope != 0.0 {
-            score -= head.slope * distance;
+            score -= head.slope * distance() as f32;
         }
         (score, derivative)
     }

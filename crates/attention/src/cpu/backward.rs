@@ -646,9 +646,8 @@ impl<T: Element> Pass<'_, T> {
                 (from < to).then(|| ShownKeys::new(call, &self.operands, place, first_key + from));
             for column in from..to {
                 let key = first_key + column;
-                let distance = (query + sequence.k_len).abs_diff(sequence.q_len + key);
-                let (score, slant) =
-                    scoring.of_product(p[column] * scale, of_head, distance as f32);
+                let distance = || (query + sequence.k_len).abs_diff(sequence.q_len + key);
+                let (score, slant) = scoring.of_product(p[column] * scale, of_head, distance);
                 slants[column] = if of_scores { 1.0 } else { slant };
                 let bias = shown.as_ref().and_then(|shown| shown.bias(column - from));
                 p[column] =
