@@ -167,11 +167,12 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
                 if constexpr (caps<Traits>()) {
                     // Not too many at once: registers have no room for them.
                     const float factor = j < 2 ? argument : after(argument, __uint_as_float(weights[j - 2]), params.heads >> 31);
+                    const float cap = softcap_of(params.scoring) * LOG2_E;
                     const float2 lse = load_two(numbers + j / 2 * 32);
-                    const float2 first = bent_weight(x[2 * j], factor, params.scoring, lse.x);
-                    const float2 second = bent_weight(x[2 * j + 1], factor, params.scoring, lse.y);
-                    weights[j] = pack<Element>(first.x, second.x);
-                    two = {first.y, second.y};
+                    const float2 bent = {tanh_approximate(x[2 * j] * factor), tanh_approximate(x[2 * j + 1] * factor)};
+                    two = {weight_of_bent(x[2 * j], bent.x, cap, lse.x), weight_of_bent(x[2 * j + 1], bent.y, cap, lse.y)};
+                    weights[j] = pack<Element>(two.x, two.y);
+                    two = {slope_of_bent(two.x, bent.x), slope_of_bent(two.y, bent.y)};
                 } else {
                     two = {exp2_approximate(x[2 * j] * scale_log2), exp2_approximate(x[2 * j + 1] * scale_log2)};
                     weights[j] = pack<Element>(two.x, two.y);

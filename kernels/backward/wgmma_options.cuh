@@ -45,12 +45,19 @@ template <class Traits> __device__ inline float bend_argument(const Scoring& sco
 {
     return caps<Traits>() ? scoring.scale / softcap_of(scoring) : 0;
 }
-// The weight of a product, 0 if it is hidden, and that times the derivative of the score by the product, in units of the scale.
+// The weight of a product that is bent to `bent` times the cap, which is in units of exp2; 0 if it is hidden.
+__device__ inline float weight_of_bent(float product, float bent, float cap, float lse)
+{
+    return product == negative_infinity() ? 0 : exp2_approximate(fmaf(bent, cap, -lse));
+}
+// That times the derivative of the score by the product, in units of the scale.
+__device__ inline float slope_of_bent(float weight, float bent) { return weight * (1 - bent * bent); }
+// Both. Families that have no registers for it take the parts in an order of their own.
 __device__ inline float2 bent_weight(float product, float argument, const Scoring& scoring, float lse)
 {
     const float cap = softcap_of(scoring) * LOG2_E, bent = tanh_approximate(product * argument);
-    const float weight = product == negative_infinity() ? 0 : exp2_approximate(fmaf(bent, cap, -lse));
-    return {weight, weight * (1 - bent * bent)};
+    const float weight = weight_of_bent(product, bent, cap, lse);
+    return {weight, slope_of_bent(weight, bent)};
 }
 
 // The slope of a head's distances, in units of products: 0 times infinity would not be a number.

@@ -139,13 +139,13 @@ pub static DQ_D96_128X64_W4_S1_SM_90: [u8; 22978] = *include_bytes!("../../image
 pub static DQ_D96_64X64_W4_S2_SM_90: [u8; 31658] = *include_bytes!("../../images/dq_d96_64x64_w4_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d128_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 62465] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D128_64X128_W12_S2_SM_90: [u8; 61919] = *include_bytes!("../../images/dqkv_d128_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d64_64x192_w16_s2_sm_90.zst`.
-pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 53454] = *include_bytes!("../../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
+pub static DQKV_D64_64X192_W16_S2_SM_90: [u8; 52663] = *include_bytes!("../../images/dqkv_d64_64x192_w16_s2_sm_90.zst");
 
 /// The images of a kernel: `dqkv_d96_64x128_w12_s2_sm_90.zst`.
-pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 51613] = *include_bytes!("../../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
+pub static DQKV_D96_64X128_W12_S2_SM_90: [u8; 50763] = *include_bytes!("../../images/dqkv_d96_64x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `dqsum_d128_64x128_w4_s1_sm_90.zst`.
 pub static DQSUM_D128_64X128_W4_S1_SM_90: [u8; 6445] = *include_bytes!("../../images/dqsum_d128_64x128_w4_s1_sm_90.zst");
