@@ -363,7 +363,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         plain_floor = uniform(plain_floor);
         if constexpr (Traits::has_alibi()) this->begin(params.scoring, tile(), first_row, plain_top, plain_floor);
         if constexpr (drops<Traits>()) this->DroppedWeights<Traits>::begin(tile(), first_row);
-        if constexpr (Traits::has_fast_cap() && !Traits::looks_first()) scale.is_exact = false;
+        if constexpr (Traits::has_fast_cap()) scale.begin_tile(params.scoring);
 
         const bool more = first_block < end_block && uniform(has_rows());
         hidden = (Traits::has_score_boxes() ? of_before : left_behind) + (more ? end_block - 1 - block : 0);
@@ -592,15 +592,15 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
         else
             apply_mask<Traits>(scores, params, tile(), warpgroup, block);
         state.update(scores, scale);
+        if constexpr (Traits::has_fast_cap()) state.choose_bending(scale, tile().key_len);
     }
 
     // The same of a block in which nothing is hidden. It may need the queries and keys once more.
     __device__ void soften_plain()
     {
         float sums[ROWS_PER_THREAD] = {};
-        bool is_large = false;
         if constexpr (Traits::has_fast_cap()) {
-            if (__builtin_expect(state.update_bent(scores, scale, is_large, sums), true))
+            if (__builtin_expect(state.update_bent(scores, scale, sums), true))
                 return;
         } else if constexpr (Traits::has_alibi()) {
             float added[ROWS_PER_THREAD];
@@ -612,7 +612,10 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
             if (__builtin_expect(state.update_plain(scores, scale, state.offset, sums), true))
                 return;
         }
-        if (!is_large && state.lower(scores, sums)) return;
+        if constexpr (Traits::has_fast_cap()) {
+            if (state.lower_bent(scores, scale, sums)) return state.choose_bending(scale, tile().key_len);
+        } else if (state.lower(scores, sums))
+            return;
         using Again = ScoresAgain<Traits>;
         const Again again(layout.queries(warpgroup, queries_at.stage), layout.keys(keys_at.stage));
         state.template update_again<Again::COUNT>(scores, scale, [&](int first_key, float(&part)[Again::COUNT]) {
@@ -622,6 +625,7 @@ template <class Traits> class Consumer : ScoreTerms<Traits>, DroppedWeights<Trai
                 hide_in_registers<Traits>(part, HiddenLayout<Traits>::keys(shared, keys_at.stage), first_key);
             if constexpr (Traits::has_alibi()) this->Distances<Traits>::add(part, block * Traits::BLOCK_N + first_key, scale.unit());
         });
+        if constexpr (Traits::has_fast_cap()) state.choose_bending(scale, tile().key_len);
     }
 
     // Scores with terms -> weights. A `plain` block takes no maxima at first. If weights are too large and can't be lowered, the scores are

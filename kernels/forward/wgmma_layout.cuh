@@ -95,10 +95,9 @@ struct WgmmaTraits {
 
     // Likewise: tanh makes the code half as large again, and short rows wait for instructions.
     static constexpr bool SOFTCAP = VARIANT_ == Variant::SOFTCAP || VARIANT_ == Variant::TENSORS;
-    // Without other terms by a polynomial where scores are small (forward/wgmma_softcap.cuh). Warps look for large scores afterwards, unless
-    // there are too few registers for factors.
+    // Without other terms by a polynomial where scores are small (forward/wgmma_softcap.cuh), whose factors stay in registers if there are enough.
     __device__ static constexpr bool has_fast_cap() { return VARIANT_ == Variant::SOFTCAP && !(HEAD_DIM == 192 && CONSUMERS == 1); }
-    __device__ static constexpr bool looks_first() { return HEAD_DIM >= 192; }
+    __device__ static constexpr bool keeps_factors() { return HEAD_DIM < 192; }
     // Distances, and nothing else that is added to scores (forward/wgmma_alibi.cuh).
     __device__ static constexpr bool has_alibi() { return VARIANT_ == Variant::ALIBI; }
     // A key mask that is the same for all queries, and nothing else that is done to scores (forward/wgmma_keymask.cuh).

@@ -1,6 +1,7 @@
 // Softcap on the FMA pipe. Scores are small against the cap nearly always, and there tanh(x) = x P(x^2) with a polynomial P of degree 2 or
 // 3: fewer operations than e^2x and a reciprocal take, and none of the unit that the weights' exponentials wait for. Where a warp has a
-// larger score, it takes the exact tanh (base/math.cuh).
+// larger score, it takes the exact tanh (base/math.cuh). A plain block need not look for one: beyond its range the polynomial ascends faster
+// than tanh, so a large score leaves a large sum of weights, and one far below 0 a weight that is as good as 0.
 #pragma once
 
 #include "base/abi.cuh"
@@ -25,53 +26,56 @@ template <int AT_ONCE, int COUNT> __device__ inline void tanh_of_small(float (&x
     }
 }
 
-// Turns dot products into exponents of 2 at once: dot Q(y) with y = dot^2 + `range`. A y at least twice `power()`, a power of 2, says that its
-// score is large: all others have the exponent of `range`, and a warp looks at that of all y together. Exact to 1e-6 up to x = 0.39: a
-// minimax fit of tanh, by Remez's exchange.
+// Turns dot products into exponents of 2 at once, by a polynomial: a minimax fit of tanh, by Remez's exchange, to 1e-6 up to x = 0.387.
 struct CappedExponents {
-    float range;
-    float factors[3]; // of powers of y
+    float factors[3]; // of even powers of a dot product
 
     // `argument`: of tanh, for a dot product of 1. `exponent`: of 2, likewise, without a softcap.
     __device__ CappedExponents(float argument, float exponent)
     {
         const float square = argument * argument;
-        const bool has_powers = argument > 1e-4f && argument < 1e4f && exponent < 1e10f;
-        const float limit = 0.15f * reciprocal_approximate(square); // of dot^2
-        const float above = __uint_as_float((__float_as_uint(limit) + 0x7fffff) & 0x7f800000);
-        range = has_powers ? 2 * above - limit : 0;
-        // In powers of square * y instead of x^2 = square * (dot^2 + range) - begin.
-        const float begin = -square * range;
-        constexpr float C[] = {9.999824154e-1f, -3.323783418e-1f, 1.202275898e-1f};
-        factors[0] = exponent * (C[0] + begin * (C[1] + begin * C[2]));
-        factors[1] = exponent * square * (C[1] + begin * (2 * C[2]));
-        factors[2] = exponent * square * square * C[2];
+        factors[0] = exponent * 9.999824932e-1f;
+        factors[1] = exponent * square * -3.323811286e-1f;
+        factors[2] = exponent * square * square * 1.202462519e-1f;
     }
 
-    // `range` is this one's; `seen` gets the bits of y.
-    __device__ float exponent(float dot, float range, float offset, unsigned& seen) const
+    // `last` is the last factor.
+    __device__ float exponent(float dot, float last, float offset) const
     {
-        const float y = fmaf(dot, dot, range);
-        seen |= __float_as_uint(y);
-        return fmaf(dot, fmaf(fmaf(factors[2], y, factors[1]), y, factors[0]), offset);
+        const float square = dot * dot;
+        return fmaf(dot, fmaf(fmaf(last, square, factors[1]), square, factors[0]), offset);
     }
-    // Returns true if some score was large, or not a number; always, if there is no softcap, or powers of the argument do not have the
-    // range.
-    __device__ bool has_large(unsigned seen) const { return seen >= __float_as_uint(2 * power()); }
 
-  private:
-    __device__ float power() const { return __uint_as_float(__float_as_uint(range) & 0x7f800000); }
+    // Where its range ends, as an argument of tanh, and as the score, in units of the cap.
+    __device__ static constexpr float largest_argument() { return 0.387f; }
+    __device__ static constexpr float largest_score() { return 0.3688f; }
 };
 
-// What an image has that keeps factors in registers.
-template <class Traits, bool = Traits::has_fast_cap() && !Traits::looks_first()> struct KeptExponents {
+// How the plain blocks of a warp's tile take tanh.
+enum class Bending {
+    FITS,  // by the polynomial: the sums of weights tell where it does not hold
+    LOOKS, // likewise, after a look at all scores, as the rows' maxima are too near the ends of its range
+    EXACT, // a score was too large, or there is no softcap
+};
+
+// What an image with the polynomial keeps: how tanh is taken, and the factors where there are registers for them.
+template <bool KEPT> struct KeptFactors {
+    __device__ explicit KeptFactors(const Scoring&) {}
+};
+template <> struct KeptFactors<true> {
+    CappedExponents capped;
+
+    __device__ explicit KeptFactors(const Scoring& scoring) : capped(scoring.scale / scoring.softcap, scoring.scale * LOG2_E) {}
+};
+template <class Traits, bool = Traits::has_fast_cap()> struct KeptExponents {
     __device__ explicit KeptExponents(const Scoring&) {}
 };
-template <class Traits> struct KeptExponents<Traits, true> {
-    CappedExponents capped;
-    bool is_exact = false; // a score of the warp was too large in its tile: plain blocks take the exact tanh
+template <class Traits> struct KeptExponents<Traits, true> : KeptFactors<Traits::keeps_factors()> {
+    Bending bending;
+    float limits[2]; // that sums of a lane's weights must stay below, of each of its rows
 
-    __device__ explicit KeptExponents(const Scoring& scoring) : capped(scoring.scale / scoring.softcap, scoring.scale * LOG2_E) {}
+    __device__ explicit KeptExponents(const Scoring& scoring) : KeptFactors<Traits::keeps_factors()>(scoring) { begin_tile(scoring); }
+    __device__ void begin_tile(const Scoring& scoring) { bending = scoring.softcap > 0 ? Bending::LOOKS : Bending::EXACT; }
 };
 
 } // namespace warptile

@@ -67,12 +67,16 @@ template <class Traits> struct ScoreScale : KeptExponents<Traits> {
     // Factor that turns a score into units of the dot product.
     __device__ float unit() const { return LOG2_E * reciprocal_approximate(scale_log2); }
 
-    // Worked out here, for each block: factors would stay in registers.
-    __device__ CappedExponents capped_here() const
+    __device__ CappedExponents capped_exponents() const
     {
+        if constexpr (Traits::keeps_factors()) return this->capped;
+        // Worked out here, for each block: they would stay in registers.
         const float factor = computed_here(params.scoring.scale);
         return {factor * reciprocal_approximate(params.scoring.softcap), factor * LOG2_E};
     }
+
+    // The largest score in the polynomial's range, as an exponent of 2.
+    __device__ float largest_score() const { return CappedExponents::largest_score() * scale_log2; }
 
     // Dot products -> tanh(dot * scale / cap), if there is a softcap.
     template <int COUNT> __device__ void bend(float (&dots)[COUNT]) const
@@ -84,7 +88,7 @@ template <class Traits> struct ScoreScale : KeptExponents<Traits> {
     // keys there may be others', which must not matter.
     template <int COUNT> __device__ void bend_block(float (&dots)[COUNT], const bool (&ignored)[ROWS_PER_THREAD], bool is_partial) const
     {
-        if constexpr (!Traits::has_fast_cap() || Traits::looks_first()) return bend(dots);
+        if constexpr (!Traits::has_fast_cap() || !Traits::keeps_factors()) return bend(dots);
         if (!has_softcap()) return;
         // Worked out here, for each block: it would stay in registers.
         const float dot_to_argument = params.scoring.scale * reciprocal_approximate(computed_here(params.scoring.softcap));
@@ -223,19 +227,49 @@ template <class Traits> struct RowState {
         return keep_if(!any_coarse, sums);
     }
 
-    // `update_plain` where options act on single scores. Warps may go different ways, which is why no product is among them. Sets `is_large` if a
-    // score was too large for the polynomial.
-    __device__ bool update_bent(float (&scores)[COUNT], ScoreScale<Traits>& scale, bool& is_large, float (&sums)[ROWS_PER_THREAD])
+    // `update_plain` with a softcap. Warps may go different ways, which is why no product is among them.
+    __device__ bool update_bent(float (&scores)[COUNT], ScoreScale<Traits>& scale, float (&sums)[ROWS_PER_THREAD])
     {
-        if constexpr (Traits::looks_first()) {
-            if (scale.has_softcap() && !has_large(scores, scale)) return update_capped(scores, scale, scale.capped_here(), is_large, sums);
-        } else if (!scale.is_exact) {
-            const bool fits = update_capped(scores, scale, scale.capped, is_large, sums);
-            scale.is_exact = is_large;
-            return fits;
+        if (scale.bending == Bending::LOOKS && has_large(scores, scale)) scale.bending = Bending::EXACT;
+        if (scale.bending == Bending::EXACT) {
+            scale.bend(scores);
+            return update_plain(scores, scale, offset, sums);
         }
-        scale.bend(scores);
-        return update_plain(scores, scale, offset, sums);
+        float added[ROWS_PER_THREAD] = {offset[0], offset[1]};
+        exponentiate_capped(scores, scale, scale.capped_exponents(), added, sums);
+        return keep_if(!any_coarse, sums, [&](int row) { return scale.limits[row]; });
+    }
+
+    // Once maxima have changed: whether sums will tell of scores beyond the polynomial's range. Larger ones must raise a sum more than a lane's
+    // scores at the maximum do. Of smaller ones the weights come out too small, by 1/128 of that at the range's end at most, which must not
+    // matter even if all `keys` are like that.
+    __device__ void choose_bending(ScoreScale<Traits>& scale, int keys) const
+    {
+        const float largest = scale.largest_score(), from = (float)(32 - __clz(keys)) - largest;
+        bool fits = true;
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++) {
+            scale.limits[row] = exp2_approximate(offset[row] + largest);
+            fits &= ((-offset[row] >= from) & (scale.limits[row] > COUNT / ROWS_PER_THREAD)) | is_given_up(row);
+        }
+        if (scale.bending != Bending::EXACT) scale.bending = __all_sync(0xffffffff, fits) ? Bending::FITS : Bending::LOOKS;
+#pragma unroll
+        for (float& limit : scale.limits)
+            limit = scale.bending == Bending::FITS ? fminf(limit, MAX_WEIGHTS) : MAX_WEIGHTS;
+    }
+
+    // `lower` after `update_bent`; false, too, if a score may have been large.
+    __device__ bool lower_bent(float (&weights)[COUNT], ScoreScale<Traits>& scale, const float (&sums)[ROWS_PER_THREAD])
+    {
+        bool fits = true;
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            fits &= (sums[row] < exp2_approximate(offset[row] + scale.largest_score())) | is_given_up(row);
+        if (scale.bending == Bending::FITS && !__all_sync(0xffffffff, fits)) {
+            scale.bending = Bending::EXACT;
+            return false;
+        }
+        return lower(weights, sums);
     }
 
     __device__ bool is_given_up(int row) const { return sum[row] != sum[row]; }
@@ -308,9 +342,14 @@ template <class Traits> struct RowState {
     // Adds a block's sums if no weight is too large for any lane of the warp, or `fits` is false.
     __device__ bool keep_if(bool fits, const float (&sums)[ROWS_PER_THREAD])
     {
+        return keep_if(fits, sums, [](int) { return MAX_WEIGHTS; });
+    }
+    // `limit`: of a row's sum.
+    template <class Limit> __device__ bool keep_if(bool fits, const float (&sums)[ROWS_PER_THREAD], Limit limit)
+    {
 #pragma unroll
         for (int row = 0; row < ROWS_PER_THREAD; row++)
-            fits &= (sums[row] <= MAX_WEIGHTS) | is_given_up(row);
+            fits &= (sums[row] <= limit(row)) | is_given_up(row);
         if (__builtin_expect(!__all_sync(0xffffffff, fits), false))
             return false;
 #pragma unroll
@@ -320,34 +359,21 @@ template <class Traits> struct RowState {
         return true;
     }
 
-    // `update_plain` by the polynomial. Returns false, too, if one of the warp's dot products is large: then `is_large` says so.
-    __device__ bool update_capped(float (&scores)[COUNT], const ScoreScale<Traits>& scale, const CappedExponents& capped, bool& is_large,
-                                  float (&sums)[ROWS_PER_THREAD])
-    {
-        float added[ROWS_PER_THREAD] = {offset[0], offset[1]};
-        unsigned seen[ROWS_PER_THREAD] = {0, 0};
-        exponentiate_capped(scores, scale, capped, added, sums, seen);
-        const bool large = !Traits::looks_first() && any_large(capped, seen);
-        if (keep_if(!large & !any_coarse, sums)) return true;
-        if constexpr (!Traits::looks_first()) is_large = __any_sync(0xffffffff, large);
-        return false;
-    }
-
-    // Returns true if one of the warp's dot products is large.
+    // Returns true if one of the warp's dot products is large. Rows that are given up don't count.
     __device__ bool has_large(const float (&scores)[COUNT], const ScoreScale<Traits>& scale) const
     {
-        const auto capped = scale.capped_here();
-        unsigned seen[ROWS_PER_THREAD] = {0, 0};
+        float largest[ROWS_PER_THREAD][2] = {};
 #pragma unroll
-        for (int i = 0; i < COUNT; i++)
-            seen[i % 4 / 2] |= __float_as_uint(fmaf(scores[i], scores[i], capped.range));
-        return __any_sync(0xffffffff, any_large(capped, seen));
-    }
-
-    // Returns true if the bits that were `seen` of a row say that one of its scores is large. Rows that are given up don't count.
-    __device__ bool any_large(const CappedExponents& capped, const unsigned (&seen)[ROWS_PER_THREAD]) const
-    {
-        return (capped.has_large(seen[0]) & !is_given_up(0)) | (capped.has_large(seen[1]) & !is_given_up(1));
+        for (int i = 0; i < COUNT; i++) {
+            float& of_chain = largest[i % 4 / 2][i % 2];
+            of_chain = fmaxf(of_chain, fabsf(scores[i]));
+        }
+        const float limit = fabsf(CappedExponents::largest_argument() * scale.params.scoring.softcap * reciprocal_approximate(scale.params.scoring.scale));
+        bool large = false;
+#pragma unroll
+        for (int row = 0; row < ROWS_PER_THREAD; row++)
+            large |= (fmaxf(largest[row][0], largest[row][1]) > limit) & !is_given_up(row);
+        return __any_sync(0xffffffff, large);
     }
 
     __device__ static void add(const float (&scores)[COUNT], int begin, float (&sums)[ROWS_PER_THREAD])
@@ -510,17 +536,17 @@ template <class Traits> struct RowState {
     // The same for dot products that are bounded by a softcap.
     __device__ static void exponentiate_capped(float (&scores)[COUNT], const ScoreScale<Traits>& scale,
                                                const CappedExponents& capped, float (&added)[ROWS_PER_THREAD],
-                                               float (&sums)[ROWS_PER_THREAD], unsigned (&seen)[ROWS_PER_THREAD])
+                                               float (&sums)[ROWS_PER_THREAD])
     {
         const int zero = scale.opaque_zero();
-        float range = capped.range;
+        float last = capped.factors[2];
 #pragma unroll
         for (int begin = 0; begin < COUNT; begin += CHUNK) {
             if (begin >= 2 * CHUNK)
-                range = after(range, sums[0], zero);
+                last = after(last, sums[0], zero);
 #pragma unroll
             for (int i = begin; i < begin + CHUNK; i++)
-                scores[i] = capped.exponent(scores[i], range, added[i % 4 / 2], seen[i % 4 / 2]);
+                scores[i] = capped.exponent(scores[i], last, added[i % 4 / 2]);
             if (begin >= CHUNK)
                 add(scores, begin - CHUNK, sums);
 #pragma unroll

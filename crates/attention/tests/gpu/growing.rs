@@ -27,6 +27,16 @@ fn noise(seed: u32) -> impl FnMut() -> f32 {
 /// the first to the last, a third of the rows' scores rise by `step` each, a third of them fall, and a third do
 /// neither: what rises must not disturb its neighbours.
 fn check<T: Element>(head_dim: usize, mask: Mask, step: f32, softcap: Option<f32>) {
+    check_scores::<T>(head_dim, mask, &|key| step * key as f32 / 64.0, softcap);
+}
+
+/// `check` with any scores: to random ones a third of the rows adds those `of_keys`, and a third subtracts them.
+fn check_scores<T: Element>(
+    head_dim: usize,
+    mask: Mask,
+    of_keys: &dyn Fn(usize) -> f32,
+    softcap: Option<f32>,
+) {
     let mut random = noise(head_dim as u32 + 1);
     let direction = 1.0 / (head_dim as f32).sqrt().sqrt();
     let tensor = |rows: usize, random: &mut dyn FnMut() -> f32, along: &dyn Fn(usize) -> f32| {
@@ -40,7 +50,7 @@ fn check<T: Element>(head_dim: usize, mask: Mask, step: f32, softcap: Option<f32
     };
     // The dot product of two rows' parts along all columns, times 1/sqrt(head size), is the product of `along`.
     let q = tensor(ROWS, &mut random, &|row| (row % 3) as f32 - 1.0);
-    let k = tensor(KEYS, &mut random, &|row| step * row as f32 / 64.0);
+    let k = tensor(KEYS, &mut random, of_keys);
     let v = tensor(KEYS, &mut random, &|_| 0.0);
     let layout = |rows| Layout::bshd([1, rows, HEADS, head_dim]);
     let (q_layout, k_layout) = (layout(ROWS), layout(KEYS));
@@ -76,9 +86,9 @@ fn check<T: Element>(head_dim: usize, mask: Mask, step: f32, softcap: Option<f32
             .forward(&tq, (&tk, &tv))
             .unwrap();
         let out = expected.judge_out(&output.out.to_vec().unwrap());
-        assert!(out.passed, "step {step}: out {out} on {kernel}");
+        assert!(out.passed, "{call:?}: out {out} on {kernel}");
         let lse = expected.judge_lse(&output.lse.unwrap().to_vec().unwrap());
-        assert!(lse.passed, "step {step}: lse {lse} on {kernel}");
+        assert!(lse.passed, "{call:?}: lse {lse} on {kernel}");
     }
     assert!(ran > 0, "no kernel took head size {head_dim}");
 }
@@ -98,6 +108,28 @@ fn scores_that_grow_with_every_block_are_weighed_rightly() {
         check::<f16>(head_dim, mask, -9.0, None);
         if mask == Mask::none() {
             check::<bf16>(head_dim, mask, -30.0, Some(60.0));
+        }
+    });
+}
+
+/// On Hopper a softcap's polynomial has a range, whose ends scores cross here: above, so that a sum of weights has to tell, and below, where
+/// weights are too small, in nearly all keys of a row or in few.
+#[test]
+#[ignore = "needs an NVIDIA GPU"]
+fn scores_at_the_ends_of_a_softcap_are_weighed_rightly() {
+    let all = [64, 96, 128, 192, 256].map(|head_dim| (head_dim, Mask::causal()));
+    side_by_side(all.into_iter(), |(head_dim, mask)| {
+        for cap in [12.0, 20.0, 30.0, 50.0] {
+            for step in [0.5, 2.0, -2.0] {
+                check::<bf16>(head_dim, mask, step, Some(cap));
+                check::<f16>(head_dim, Mask::none(), step, Some(cap));
+            }
+            for level in [0.3, 0.45, 0.7, 2.0] {
+                let at = |key: usize| level * cap * f32::from(u8::from(key % 100 != 50));
+                check_scores::<f16>(head_dim, Mask::none(), &at, Some(cap));
+                let seldom = |key: usize| level * cap - at(key);
+                check_scores::<bf16>(head_dim, Mask::none(), &seldom, Some(cap));
+            }
         }
     });
 }

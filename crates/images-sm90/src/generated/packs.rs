@@ -268,25 +268,25 @@ pub static WDQ_D192_128X64_W16_S3_SM_90: [u8; 23807] = *include_bytes!("../../im
 pub static WDQ_D256_128X64_W12_S2_SM_90: [u8; 56304] = *include_bytes!("../../images/wdq_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 251796] = *include_bytes!("../../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D128_128X128_W12_S2_SM_90: [u8; 255395] = *include_bytes!("../../images/wgmma_d128_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_128x64_w12_s3_sm_90.zst`.
 pub static WGMMA_D128_128X64_W12_S3_SM_90: [u8; 51652] = *include_bytes!("../../images/wgmma_d128_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_192x64_w16_s4_sm_90.zst`.
-pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 166350] = *include_bytes!("../../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
+pub static WGMMA_D128_192X64_W16_S4_SM_90: [u8; 167806] = *include_bytes!("../../images/wgmma_d128_192x64_w16_s4_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_192x80_w16_s3_sm_90.zst`.
 pub static WGMMA_D128_192X80_W16_S3_SM_90: [u8; 69810] = *include_bytes!("../../images/wgmma_d128_192x80_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d128_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 179437] = *include_bytes!("../../images/wgmma_d128_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D128_64X128_W8_S2_SM_90: [u8; 180398] = *include_bytes!("../../images/wgmma_d128_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d160_192x64_w16_s3_sm_90.zst`.
 pub static WGMMA_D160_192X64_W16_S3_SM_90: [u8; 25700] = *include_bytes!("../../images/wgmma_d160_192x64_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192_128x64_w12_s3_sm_90.zst`.
-pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 246927] = *include_bytes!("../../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
+pub static WGMMA_D192_128X64_W12_S3_SM_90: [u8; 248870] = *include_bytes!("../../images/wgmma_d192_128x64_w12_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d192_64x112_w8_s2_sm_90.zst`.
 pub static WGMMA_D192_64X112_W8_S2_SM_90: [u8; 49251] = *include_bytes!("../../images/wgmma_d192_64x112_w8_s2_sm_90.zst");
@@ -298,22 +298,22 @@ pub static WGMMA_D192V128_128X128_W12_S2_SM_90: [u8; 57564] = *include_bytes!(".
 pub static WGMMA_D192V128_192X80_W16_S3_SM_90: [u8; 26223] = *include_bytes!("../../images/wgmma_d192v128_192x80_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d256_128x64_w12_s2_sm_90.zst`.
-pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 308629] = *include_bytes!("../../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
+pub static WGMMA_D256_128X64_W12_S2_SM_90: [u8; 312245] = *include_bytes!("../../images/wgmma_d256_128x64_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 219214] = *include_bytes!("../../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D64_128X128_W12_S2_SM_90: [u8; 222337] = *include_bytes!("../../images/wgmma_d64_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_192x128_w16_s3_sm_90.zst`.
-pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 115991] = *include_bytes!("../../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
+pub static WGMMA_D64_192X128_W16_S3_SM_90: [u8; 116402] = *include_bytes!("../../images/wgmma_d64_192x128_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_192x96_w16_s3_sm_90.zst`.
 pub static WGMMA_D64_192X96_W16_S3_SM_90: [u8; 51682] = *include_bytes!("../../images/wgmma_d64_192x96_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_256x64_w20_s6_sm_90.zst`.
-pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 97276] = *include_bytes!("../../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
+pub static WGMMA_D64_256X64_W20_S6_SM_90: [u8; 99218] = *include_bytes!("../../images/wgmma_d64_256x64_w20_s6_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 282831] = *include_bytes!("../../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D64_64X128_W8_S2_SM_90: [u8; 284436] = *include_bytes!("../../images/wgmma_d64_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d64_64x64_w8_s2_sm_90.zst`.
 pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22938] = *include_bytes!("../../images/wgmma_d64_64x64_w8_s2_sm_90.zst");
@@ -322,13 +322,13 @@ pub static WGMMA_D64_64X64_W8_S2_SM_90: [u8; 22938] = *include_bytes!("../../ima
 pub static WGMMA_D64_64X80_W8_S2_SM_90: [u8; 23176] = *include_bytes!("../../images/wgmma_d64_64x80_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_128x128_w12_s2_sm_90.zst`.
-pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 193557] = *include_bytes!("../../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
+pub static WGMMA_D96_128X128_W12_S2_SM_90: [u8; 195543] = *include_bytes!("../../images/wgmma_d96_128x128_w12_s2_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_192x96_w16_s3_sm_90.zst`.
-pub static WGMMA_D96_192X96_W16_S3_SM_90: [u8; 87646] = *include_bytes!("../../images/wgmma_d96_192x96_w16_s3_sm_90.zst");
+pub static WGMMA_D96_192X96_W16_S3_SM_90: [u8; 90259] = *include_bytes!("../../images/wgmma_d96_192x96_w16_s3_sm_90.zst");
 
 /// The images of a kernel: `wgmma_d96_64x128_w8_s2_sm_90.zst`.
-pub static WGMMA_D96_64X128_W8_S2_SM_90: [u8; 167639] = *include_bytes!("../../images/wgmma_d96_64x128_w8_s2_sm_90.zst");
+pub static WGMMA_D96_64X128_W8_S2_SM_90: [u8; 170365] = *include_bytes!("../../images/wgmma_d96_64x128_w8_s2_sm_90.zst");
 
 /// The images of a kernel: `wmma_d128_48x32_w8_s2_sm_90.zst`.
 pub static WMMA_D128_48X32_W8_S2_SM_90: [u8; 18053] = *include_bytes!("../../images/wmma_d128_48x32_w8_s2_sm_90.zst");
