@@ -160,28 +160,31 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
                     if (i < blocks - 1) take_slope();
                 }
             }
-            hide_unseen<Traits::BLOCK_M>(x, mask, first_key, diagonal);
+            // Weights are at most 1, of which f16 has three more bits than bf16.
+            if constexpr (caps<Traits>()) {
+                float bent[SCORES];
+                bend(bent, x, argument, params.heads >> 31);
+                hide_unseen<Traits::BLOCK_M>(bent, mask, first_key, diagonal);
 #pragma unroll
-            for (int j = 0; j < SCORES / 2; j++) {
-                float2 two;
-                if constexpr (caps<Traits>()) {
+                for (int j = 0; j < SCORES / 2; j++) {
                     // Not too many at once: registers have no room for them.
-                    const float factor = j < 2 ? argument : after(argument, __uint_as_float(weights[j - 2]), params.heads >> 31);
-                    const float cap = softcap_of(params.scoring) * LOG2_E;
+                    const float unit = softcap_of(params.scoring) * LOG2_E, cap = j < 2 ? unit : after(unit, __uint_as_float(weights[j - 2]), params.heads >> 31);
                     const float2 lse = load_two(numbers + j / 2 * 32);
-                    const float2 bent = {tanh_approximate(x[2 * j] * factor), tanh_approximate(x[2 * j + 1] * factor)};
-                    two = {weight_of_bent(x[2 * j], bent.x, cap, lse.x), weight_of_bent(x[2 * j + 1], bent.y, cap, lse.y)};
+                    const float2 two = {weight_of_bent(bent[2 * j], cap, lse.x), weight_of_bent(bent[2 * j + 1], cap, lse.y)};
                     weights[j] = pack<Element>(two.x, two.y);
-                    two = {slope_of_bent(two.x, bent.x), slope_of_bent(two.y, bent.y)};
-                } else {
-                    two = {exp2_approximate(x[2 * j] * scale_log2), exp2_approximate(x[2 * j + 1] * scale_log2)};
-                    weights[j] = pack<Element>(two.x, two.y);
+                    slopes[j] = pack<__half>(slope_of_bent(two.x, bent[2 * j]), slope_of_bent(two.y, bent[2 * j + 1]));
                 }
-                // Weights are at most 1, of which f16 has three more bits than bf16.
-                slopes[j] = pack<__half>(two.x, two.y);
-                if constexpr (drops<Traits>()) {
-                    weights[j] = scores.kept_pair(weights[j], j);
-                    slopes[j] = scores.marked_pair(slopes[j], j);
+            } else {
+                hide_unseen<Traits::BLOCK_M>(x, mask, first_key, diagonal);
+#pragma unroll
+                for (int j = 0; j < SCORES / 2; j++) {
+                    const float2 two = {exp2_approximate(x[2 * j] * scale_log2), exp2_approximate(x[2 * j + 1] * scale_log2)};
+                    weights[j] = pack<Element>(two.x, two.y);
+                    slopes[j] = pack<__half>(two.x, two.y);
+                    if constexpr (drops<Traits>()) {
+                        weights[j] = scores.kept_pair(weights[j], j);
+                        slopes[j] = scores.marked_pair(slopes[j], j);
+                    }
                 }
             }
             pin(weights);

@@ -345,7 +345,6 @@ template <class Traits> __device__ inline void value_gradients(const BackwardTma
     MaskedScores<Traits> scores(block);
     float first_product = 0; // with dropout: weights come out multiplied
     if constexpr (drops<Traits>()) first_product = log2f(kept_factor(block)) / scale_log2;
-    const float argument = bend_argument<Traits>(params.scoring);
     unsigned loads = 0;  // tiles with blocks
     unsigned clears = 0; // blocks whose end was cleared
     unsigned taken = 0;  // blocks with weights that others drew
@@ -397,6 +396,7 @@ template <class Traits> __device__ inline void value_gradients(const BackwardTma
                     const int distance = blocks.block * Traits::BLOCK_M + thread_index() % 4 * 2 + mask.key_len - mask.query_len - first_key - own_key;
                     add_distances<true>(x, distance, product_slope<Traits>(params.scoring, uniform(tile.exists - 1), uniform(tile.kv_head * tile.heads) + blocks.head));
                 }
+                if constexpr (caps<Traits>()) bend(x, x, bend_argument<Traits>(params.scoring), params.heads >> 31);
                 hide_unseen<Traits::BLOCK_M>(x, mask, first_key, blocks.block * Traits::BLOCK_M + mask.shift);
                 barrier_wait(shared.weights_empty(weights_at.stage), ~weights_at.parity & 1);
                 const float weight_scale = has_distances<Traits>() ? computed_here(params.scoring.scale) * LOG2_E : scale_log2; // registers
@@ -409,11 +409,11 @@ template <class Traits> __device__ inline void value_gradients(const BackwardTma
                         // Weights are at most 1; f16 has three more bits of them than bf16.
                         if constexpr (caps<Traits>()) {
                             const float2 two = load_two(lse + at / 4 * 32);
-                            const float2 first = bent_weight(x[at], argument, params.scoring, two.x);
-                            const float2 second = bent_weight(x[at + 1], argument, params.scoring, two.y);
-                            x[at] = first.x;
-                            x[at + 1] = second.x;
-                            words[j] = pack<__half>(first.y, second.y);
+                            const float cap = softcap_of(params.scoring) * LOG2_E;
+                            const float2 bent = {x[at], x[at + 1]};
+                            x[at] = weight_of_bent(bent.x, cap, two.x);
+                            x[at + 1] = weight_of_bent(bent.y, cap, two.y);
+                            words[j] = pack<__half>(slope_of_bent(x[at], bent.x), slope_of_bent(x[at + 1], bent.y));
                         } else {
                             x[at] = exp2_approximate(x[at] * weight_scale);
                             x[at + 1] = exp2_approximate(x[at + 1] * weight_scale);

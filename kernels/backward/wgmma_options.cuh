@@ -7,6 +7,7 @@
 #include "backward/wgmma_dropout.cuh"
 #include "base/after.cuh"
 #include "base/math.cuh"
+#include "forward/wgmma_softcap.cuh"
 
 namespace warptile {
 
@@ -45,20 +46,28 @@ template <class Traits> __device__ inline float bend_argument(const Scoring& sco
 {
     return caps<Traits>() ? scoring.scale / softcap_of(scoring) : 0;
 }
-// The weight of a product that is bent to `bent` times the cap, which is in units of exp2; 0 if it is hidden.
-__device__ inline float weight_of_bent(float product, float bent, float cap, float lse)
+// Products -> tanh of their arguments: by a polynomial if none of the warp's is large. `bent` may be the products themselves, where registers
+// suffice for that: they are wgmma's. `zero`: as `tanh_of_small` takes it.
+template <int COUNT> __device__ inline void bend(float (&bent)[COUNT], const float (&products)[COUNT], float argument, int zero)
 {
-    return product == negative_infinity() ? 0 : exp2_approximate(fmaf(bent, cap, -lse));
+    unsigned seen = 0;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        bent[i] = products[i] * argument;
+        seen |= __float_as_uint(fmaf(bent[i], bent[i], 1.0f));
+    }
+    if (uniform(__any_sync(0xffffffff, is_large(seen)))) {
+        constexpr int AT_ONCE = 2;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++)
+            bent[i] = tanh_approximate(i < AT_ONCE ? bent[i] : after(bent[i], bent[i - AT_ONCE], zero));
+    } else
+        tanh_of_small<4>(bent, zero);
 }
+// The weight of a product that is bent; 0 if it has been hidden since. `cap`: in units of exp2.
+__device__ inline float weight_of_bent(float bent, float cap, float lse) { return exp2_approximate(fmaf(bent, cap, -lse)); }
 // That times the derivative of the score by the product, in units of the scale.
-__device__ inline float slope_of_bent(float weight, float bent) { return weight * (1 - bent * bent); }
-// Both. Families that have no registers for it take the parts in an order of their own.
-__device__ inline float2 bent_weight(float product, float argument, const Scoring& scoring, float lse)
-{
-    const float cap = softcap_of(scoring) * LOG2_E, bent = tanh_approximate(product * argument);
-    const float weight = weight_of_bent(product, bent, cap, lse);
-    return {weight, slope_of_bent(weight, bent)};
-}
+__device__ inline float slope_of_bent(float weight, float bent) { return weight * fmaxf(fmaf(-bent, bent, 1), 0); }
 
 // The slope of a head's distances, in units of products: 0 times infinity would not be a number.
 template <class Traits> __device__ inline float product_slope(const Scoring& scoring, int batch, int head)

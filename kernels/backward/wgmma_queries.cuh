@@ -420,6 +420,7 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
                     const int distance = first_row() + own_row() + mask.key_len - mask.query_len - first_key - thread_index() % 4 * 2;
                     add_distances<false>(x, distance, slope);
                 }
+                if constexpr (caps<Traits>()) bend(x, x, bend_argument<Traits>(params.scoring), params.heads >> 31);
                 if (mask.hides_part_of(first_row(), MMA_ROWS, first_key, Traits::BLOCK_N)) {
 #pragma unroll
                     for (int half = 0; half < 2; half++) {
@@ -433,7 +434,7 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
 #pragma unroll
                 for (int j = 0; j < SCORES; j++) {
                     if constexpr (caps<Traits>())
-                        x[j] = bent_weight(x[j], bend_argument<Traits>(params.scoring), params.scoring, lse[j % 4 / 2]).y;
+                        x[j] = slope_of_bent(weight_of_bent(x[j], softcap_of(params.scoring) * LOG2_E, lse[j % 4 / 2]), x[j]);
                     else
                         x[j] = exp2_approximate(fmaf(x[j], scale_log2, -lse[j % 4 / 2]));
                     if constexpr (drops<Traits>()) x[j] = drawn.marked(x[j], j);
