@@ -118,7 +118,7 @@ fn scores_that_grow_with_every_block_are_weighed_rightly() {
 #[ignore = "needs an NVIDIA GPU"]
 fn scores_at_the_ends_of_a_softcap_are_weighed_rightly() {
     let all = [64, 96, 128, 192, 256].map(|head_dim| (head_dim, Mask::causal()));
-    side_by_side(all.into_iter(), |(head_dim, mask)| {
+    side_by_side(all, |(head_dim, mask)| {
         for cap in [12.0, 20.0, 30.0, 50.0] {
             for step in [0.5, 2.0, -2.0] {
                 check::<bf16>(head_dim, mask, step, Some(cap));
