@@ -168,7 +168,7 @@ template <class Traits> __device__ inline void compute_gradients(const BackwardT
 #pragma unroll
                 for (int j = 0; j < SCORES / 2; j++) {
                     // Not too many at once: registers have no room for them.
-                    const float unit = softcap_of(params.scoring) * LOG2_E, cap = j < 2 ? unit : after(unit, __uint_as_float(weights[j - 2]), params.heads >> 31);
+                    const float unit = cap_exponent(params.scoring), cap = j < 2 ? unit : after(unit, __uint_as_float(weights[j - 2]), params.heads >> 31);
                     const float2 lse = load_two(numbers + j / 2 * 32);
                     const float2 two = {weight_of_bent(bent[2 * j], cap, lse.x), weight_of_bent(bent[2 * j + 1], cap, lse.y)};
                     weights[j] = pack<Element>(two.x, two.y);

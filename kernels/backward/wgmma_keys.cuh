@@ -409,7 +409,7 @@ template <class Traits> __device__ inline void value_gradients(const BackwardTma
                         // Weights are at most 1; f16 has three more bits of them than bf16.
                         if constexpr (caps<Traits>()) {
                             const float2 two = load_two(lse + at / 4 * 32);
-                            const float cap = softcap_of(params.scoring) * LOG2_E;
+                            const float cap = cap_exponent(params.scoring);
                             const float2 bent = {x[at], x[at + 1]};
                             x[at] = weight_of_bent(bent.x, cap, two.x);
                             x[at + 1] = weight_of_bent(bent.y, cap, two.y);

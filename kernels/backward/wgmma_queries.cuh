@@ -434,7 +434,7 @@ template <class Traits> __device__ inline void query_gradients(const BackwardTma
 #pragma unroll
                 for (int j = 0; j < SCORES; j++) {
                     if constexpr (caps<Traits>())
-                        x[j] = slope_of_bent(weight_of_bent(x[j], softcap_of(params.scoring) * LOG2_E, lse[j % 4 / 2]), x[j]);
+                        x[j] = slope_of_bent(weight_of_bent(x[j], cap_exponent(params.scoring), lse[j % 4 / 2]), x[j]);
                     else
                         x[j] = exp2_approximate(fmaf(x[j], scale_log2, -lse[j % 4 / 2]));
                     if constexpr (drops<Traits>()) x[j] = drawn.marked(x[j], j);
