@@ -7,7 +7,7 @@
 #include "backward/wgmma_dropout.cuh"
 #include "base/after.cuh"
 #include "base/math.cuh"
-#include "forward/wgmma_softcap.cuh"
+#include "rule/softcap.cuh"
 
 namespace warptile {
 
@@ -39,10 +39,6 @@ template <class Plain, template <class> class Dropping> struct GradientImage<Pla
 __device__ inline const BackwardTma& plain_block(const BackwardTma& block) { return block; }
 __device__ inline const BackwardTma& plain_block(const BackwardTmaDropout& block) { return block.tma; }
 
-// The cap; far above all scores without one, in an image that has the option.
-__device__ inline float softcap_of(const Scoring& scoring) { return scoring.softcap > 0 ? scoring.softcap : 1e9f; }
-// The cap in units of exp2.
-__device__ inline float cap_exponent(const Scoring& scoring) { return softcap_of(scoring) * LOG2_E; }
 // The argument of tanh for a product of 1.
 template <class Traits> __device__ inline float bend_argument(const Scoring& scoring)
 {
@@ -66,10 +62,6 @@ template <int COUNT> __device__ inline void bend(float (&bent)[COUNT], const flo
     } else
         tanh_of_small<4>(bent, zero);
 }
-// The weight of a product that is bent; 0 if it has been hidden since. `cap`: `cap_exponent`.
-__device__ inline float weight_of_bent(float bent, float cap, float lse) { return exp2_approximate(fmaf(bent, cap, -lse)); }
-// That times the derivative of the score by the product, in units of the scale.
-__device__ inline float slope_of_bent(float weight, float bent) { return weight * fmaxf(fmaf(-bent, bent, 1), 0); }
 
 // The slope of a head's distances, in units of products: 0 times infinity would not be a number.
 template <class Traits> __device__ inline float product_slope(const Scoring& scoring, int batch, int head)
