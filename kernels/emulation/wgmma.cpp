@@ -196,6 +196,9 @@ struct Problem {
         Scoring& scoring = block.scoring;
         scoring.scale = 0.1f * random.between(1, random.one_in(4) ? 400 : 20);
         scoring.softcap = tiling.softcap && random.one_in(tiling.tensors ? 2 : 1) ? random.one_in(2) ? 5.0f : 50.0f : 0.0f;
+        // A softcap's polynomial has a range: rows whose scores all lie near or behind one end of it.
+        numbers::sign_of_products = scoring.softcap > 0 && random.one_in(2) ? random.one_in(2) ? -1 : 1 : 0;
+        if (numbers::sign_of_products != 0) scoring.scale = 0.1f * random.between(1, 12) * scoring.softcap / tiling.slabs;
         scoring.window_left = scoring.window_right = WINDOW_UNLIMITED;
         if (tiling.pairs && group % 2 != 0) return; // the host does not launch these otherwise
         const bool window = windows_in_parts || random.one_in(2), causal = random.one_in(2);

@@ -112,8 +112,8 @@ fn scores_that_grow_with_every_block_are_weighed_rightly() {
     });
 }
 
-/// On Hopper a softcap's polynomial has a range, whose ends scores cross here: above, so that a sum of weights has to tell, and below, where
-/// weights are too small, in nearly all keys of a row or in few.
+/// On Hopper a softcap's polynomial has a range. Scores cross its upper end here, in nearly all keys of a row or in few,
+/// and a sum of weights has to tell. Rows that lie below the range are in the emulation: a warp has rows of all thirds.
 #[test]
 #[ignore = "needs an NVIDIA GPU"]
 fn scores_at_the_ends_of_a_softcap_are_weighed_rightly() {
